@@ -5,6 +5,7 @@ mod clients;
 mod csi;
 mod disk_rules;
 pub mod keys;
+pub mod receipts;
 mod services;
 pub mod topology;
 
@@ -51,6 +52,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// If a part cannot be built, or ends by itself.
+#[allow(clippy::too_many_lines, reason = "each part is built in one place, in the order that counts")]
 pub async fn run(
     settings: AgentSettings,
     sockets: Vec<activation::Passed>,
@@ -60,15 +62,8 @@ pub async fn run(
     memory::keep_code();
     descriptor::keep_from_programs();
     descriptor::allow_many();
-    let freezer = freeze::Freezer::new(freeze::Settings {
-        hook: settings.fsfreeze_hook.clone(),
-        hook_deadline: settings.limits.hook_deadline,
-        deadline: settings.limits.freeze_deadline,
-        folder: settings.state_folder.clone(),
-        guarded: true,
-    });
     let run_id = Root::default().line("/proc/sys/kernel/random/uuid");
-    let guest = Guest { freezer, ..Guest::this_machine(run_id) };
+    let guest = Guest { freezer: freezer(&settings), ..Guest::this_machine(run_id) };
     guest.processes.wait_for_outputs(settings.limits.output_deadline);
     guest.programs.keep(settings.program_ring);
     guest.forwards.allow(settings.forwards);
@@ -112,6 +107,7 @@ pub async fn run(
         let people = people(&guest, &folder)?;
         let plain = !settings.rules.plain.is_empty();
         let keyring = keys::keyring(settings.trust, plain, &guest);
+        receipts::sign_with(&guest.freezer, &keyring);
         let gate = Gate::new(settings.rules, audit.clone(), keyring.is_keyed(), guest.freezer.clone());
         let (audit, context) = (audit.clone(), Arc::clone(&context));
         api = Some(Api { control, keyring, people, channels, folder, holder, teller, gate, audit, context });
@@ -154,10 +150,24 @@ pub async fn run(
             service::extend_stop(guest.freezer.longest());
         }
         guest.freezer.stop().await;
+        receipts::finish(&guest.freezer).await;
         service::stopping();
         guest.events.tell(Event::Stopping);
     };
     supervisor.run(stop, DRAIN).await
+}
+
+/// What freezes this guest's file systems.
+fn freezer(settings: &AgentSettings) -> freeze::Freezer {
+    freeze::Freezer::new(freeze::Settings {
+        hook: settings.fsfreeze_hook.clone(),
+        hook_deadline: settings.limits.hook_deadline,
+        deadline: settings.limits.freeze_deadline,
+        hooks_deadline: settings.limits.hooks_deadline,
+        folder: settings.state_folder.clone(),
+        receipts: Some(settings.receipts.clone()),
+        guarded: true,
+    })
 }
 
 /// Starts serving the cloud controller manager of the guest's cluster, over the callback of `holder`.
@@ -359,6 +369,7 @@ async fn tick(
         tick?;
         service::alive();
         guest.events.tick();
+        receipts::tick(&guest.freezer);
         audit.tick();
         if let Some(keyring) = &keyring {
             keyring.tick().await;

@@ -22,7 +22,8 @@
 //!
 //! `kubernetes` is what clients of an API server have in common. `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
 //! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`; `access` decides which users of a host may
-//! ask for what; `addresses` reads IP addresses as settings and requests write them. `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause. `supervise` owns
+//! ask for what; `addresses` reads IP addresses as settings and requests write them. `receipt` is what is told of a freeze, for guests and
+//! hosts; `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause. `supervise` owns
 //! every task. `agent` and `hostd`
 //! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
 //! settings come to.
@@ -60,6 +61,7 @@ pub mod policy;
 pub mod privileges;
 #[cfg(feature = "agent")]
 pub mod qga;
+pub mod receipt;
 #[cfg(feature = "agent")]
 pub mod rpc;
 #[cfg(feature = "agent")]

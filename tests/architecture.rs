@@ -22,6 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "policy",
             "privileges",
             "qga",
+            "receipt",
             "status",
             "sys",
             "text",
@@ -41,6 +42,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "pace",
             "policy",
             "qga",
+            "receipt",
             "rpc",
             "supervise",
             "sys",
@@ -56,7 +58,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["access", "addresses", "config", "host", "kubernetes", "supervise", "sys", "transport", "trust"],
     ),
     // (Its own terminal, while a program in a guest has it.)
-    ("ctl", &["labels", "sys", "text", "transport", "wire"]),
+    ("ctl", &["labels", "receipt", "sys", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
     ("doctor", &["config", "policy", "privileges", "status", "sys", "text", "wire"]),
@@ -64,15 +66,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Has to work without an agent, and so without a protocol.
     ("thaw", &["guest", "status", "sys"]),
     // Protocols: parse, check policy, call a verb, answer.
-    ("qga", &["guest", "pace", "policy", "sys", "wire"]),
-    ("rpc", &["guest", "policy", "sys", "transport", "trust", "wire"]),
+    ("qga", &["guest", "pace", "policy", "receipt", "sys", "wire"]),
+    ("rpc", &["guest", "policy", "receipt", "sys", "transport", "trust", "wire"]),
     // Who may do what, and what was done; the protocols ask it.
     ("policy", &["pace", "sys", "text", "trust"]),
     // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     // The same of the socket for the cloud controller manager.
     ("cloud", &["supervise", "sys", "transport", "wire"]),
-    ("guest", &["labels", "sys"]),
+    ("guest", &["labels", "receipt", "sys"]),
     // What of a guest is a node of a cluster.
     ("topology", &["guest", "labels", "sys"]),
     // The host half owns its sessions and so the streams under them.
@@ -84,6 +86,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "kubernetes",
             "labels",
             "pace",
+            "receipt",
             "supervise",
             "sys",
             "transport",
@@ -102,6 +105,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("kubernetes", &["sys"]),
     ("labels", &[]),
     ("pace", &[]),
+    // Pure, of both ends: a guest makes what a host half and people read.
+    ("receipt", &["text"]),
     ("supervise", &[]),
     ("sys", &[]),
     ("text", &[]),

@@ -53,7 +53,8 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 /// frozen.
 async fn thaw(socket: &OsString, vm: String, frozen: FreezeFileSystemsResponse) -> bool {
     let end = Instant::now() + Duration::from_secs(frozen.seconds_left.into()) + TO_THAW;
-    let request = ThawFileSystemsRequest { name: vm, mount_points: frozen.mount_points };
+    let request =
+        ThawFileSystemsRequest { name: vm, mount_points: frozen.mount_points, ..Default::default() };
     loop {
         let request = request.clone();
         match call(socket, TO_THAW, async |mut client: Client| client.thaw_file_systems(request).await).await

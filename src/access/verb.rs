@@ -170,6 +170,10 @@ pub static FREEZE: Verb = changes("FreezeFileSystems", "freeze", Role::Freeze);
 pub static FREEZE_STATUS: Verb = asks("GetFreeze", "freeze --status");
 /// Thaw them.
 pub static THAW: Verb = changes("ThawFileSystems", "thaw", Role::Freeze);
+/// The receipts of freezes.
+pub static RECEIPTS: Verb = asks("ListReceipts", "receipts ls");
+/// One of them.
+pub static RECEIPT: Verb = asks("GetReceipt", "receipts show");
 /// Give their unused blocks back.
 pub static TRIM: Verb = changes("TrimFileSystems", "trim", Role::Freeze);
 /// How full they are.
@@ -262,6 +266,8 @@ pub static VERBS: &[&Verb] = &[
     &FREEZE,
     &FREEZE_STATUS,
     &THAW,
+    &RECEIPTS,
+    &RECEIPT,
     &TRIM,
     &FS,
     &SHUTDOWN,

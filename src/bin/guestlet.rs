@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use guestlet::agent::keys;
+use guestlet::agent::{keys, receipts};
 
 use guestlet::config::agent::options::{self, Program, Question, Request, Run};
 use guestlet::config::agent::qemu_ga::CONFIG_VARIABLE;
@@ -45,6 +45,9 @@ Usage: guestlet [OPTIONS]            run the agent
        guestlet policy show [-o json]          show who may do what, and which line of the settings says so
        guestlet policy suggest [--file FILE]   write grants from audit records (default: those in audit.file)
        guestlet thaw                 thaw all file systems, with or without a running agent
+       guestlet receipts ls          list the receipts of freezes: what snapshots that were taken meanwhile are worth
+       guestlet receipts show ID     show one of them, and why it is not worth more
+       guestlet receipts verify ID|FILE        say whether it is as this guest has signed it (status 5 if not)
        guestlet trust ls [-o json]   say which keys this guest was given, and its own
        guestlet trust reset          forget its own key, and that it ever was given one
        guestlet unit-options         show the options of the unit that take away what the settings leave unused
@@ -116,6 +119,9 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
     }
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "trust") {
         return trust(&words[1..]);
+    }
+    if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "receipts") {
+        return tell_receipts(&words[1..]);
     }
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "policy") {
         show(&tell_policy(&words[1..])?);
@@ -190,6 +196,16 @@ fn trust(words: &[OsString]) -> anyhow::Result<ExitCode> {
         keys::Action::Reset => show(&keys::forgotten(reset_keys(settings)?)),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// `guestlet receipts ls | show ID | verify ID|FILE`, with `-o json` and `--settings FILE`; the agent need not run.
+fn tell_receipts(words: &[OsString]) -> anyhow::Result<ExitCode> {
+    let asked = receipts::parse(words).map_err(|error| anyhow::anyhow!("{error}; see guestlet --help"))?;
+    let run = Run { settings: asked.settings, ..Run::default() };
+    let settings = settings::load_for(run, Program::Guestlet, std::env::var_os(CONFIG_VARIABLE))?;
+    let answer = receipts::answer(settings, &asked.action, asked.json)?;
+    show(&answer.text);
+    Ok(if answer.is_good { ExitCode::SUCCESS } else { ExitCode::from(SOMETHING_IS_WRONG) })
 }
 
 /// Has the keys forgotten; says whether something still gives this guest keys. An agent that runs does it itself: one that was

@@ -36,6 +36,8 @@ pub const CONTROL_PORT: u32 = 970;
 pub const DEFAULT_STATE_FOLDER: &str = "/var/run";
 /// Where the guest's own key is kept unless the settings say otherwise.
 pub const TRUST_FOLDER: &str = "/var/lib/guestlet";
+/// Where the receipts of freezes are kept unless the settings say otherwise.
+pub const RECEIPTS_FOLDER: &str = "/var/lib/guestlet/receipts";
 /// The directory of the keys that the guest is given, beside the main file.
 pub const HOSTS_FOLDER: &str = "hosts.d";
 /// Where the agent keeps what lasts until the next boot.
@@ -69,6 +71,8 @@ pub struct AgentSettings {
     pub limits: QgaLimits,
     /// Where state is kept.
     pub state_folder: PathBuf,
+    /// Where the receipts of freezes are kept.
+    pub receipts: PathBuf,
     /// Where the agent keeps what lasts until the next boot.
     pub runtime_folder: PathBuf,
     /// Whether people in the guest may ask the agent, and events are collected.
@@ -157,6 +161,8 @@ pub struct QgaLimits {
     pub freeze_deadline: Duration,
     /// How long one hook of a freeze may take.
     pub hook_deadline: Duration,
+    /// How long all of them may take together.
+    pub hooks_deadline: Duration,
 }
 
 /// The channel of the QGA protocol.

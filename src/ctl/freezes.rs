@@ -18,6 +18,26 @@ pub struct Freeze {
     ended: Option<String>,
     end: String,
     problem: String,
+    receipt: String,
+    level: String,
+}
+
+/// The end of a freeze, as an event.
+#[derive(Debug, Serialize)]
+pub struct Thawed {
+    by_itself: bool,
+    holder: String,
+    end: String,
+    problem: String,
+    receipt: String,
+    level: String,
+}
+
+impl From<v1::Thawed> for Thawed {
+    fn from(thawed: v1::Thawed) -> Self {
+        let v1::Thawed { by_itself, holder, end, problem, receipt, level } = thawed;
+        Self { by_itself, holder, end, problem, receipt, level }
+    }
 }
 
 impl From<v1::LastFreeze> for Freeze {
@@ -29,6 +49,8 @@ impl From<v1::LastFreeze> for Freeze {
             ended: freeze.ended.map(rfc3339),
             end: freeze.end,
             problem: freeze.problem,
+            receipt: freeze.receipt,
+            level: freeze.level,
         }
     }
 }
@@ -44,7 +66,13 @@ pub fn words(freeze: &v1::LastFreeze, now: SystemTime) -> String {
         );
     };
     let ended = age(Some(ended), now);
-    format!("ended {ended} ago {}, for {holder}{}", end(&freeze.end), problem(&freeze.problem))
+    let receipt = receipt(&freeze.receipt, &freeze.level);
+    format!("ended {ended} ago {}, for {holder}{}{receipt}", end(&freeze.end), problem(&freeze.problem))
+}
+
+/// Such as `; receipt 0123…: filesystem`.
+fn receipt(id: &str, level: &str) -> String {
+    if id.is_empty() { String::new() } else { format!("; receipt {id}: {level}") }
 }
 
 /// What an event says.
@@ -54,7 +82,9 @@ pub fn thawed_words(thawed: &v1::Thawed) -> String {
         "" if thawed.by_itself => "thawed by itself: nobody had asked for it in time".to_owned(),
         "" => "thawed".to_owned(),
         word => {
-            format!("thawed {}, for {}{}", end(word), text::or_dash(&thawed.holder), problem(&thawed.problem))
+            let receipt = receipt(&thawed.receipt, &thawed.level);
+            let (end, problem) = (end(word), problem(&thawed.problem));
+            format!("thawed {end}, for {}{problem}{receipt}", text::or_dash(&thawed.holder))
         }
     }
 }

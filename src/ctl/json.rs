@@ -213,7 +213,7 @@ enum About {
     FileSystem { file_system: Option<FileSystem> },
     User { session: Option<User> },
     Frozen { file_systems: u32, holder: String, deadline_seconds: u32 },
-    Thawed { by_itself: bool, holder: String, end: String, problem: String },
+    Thawed(Box<freezes::Thawed>),
     Clock { milliseconds: i64 },
     Disk { disk: Option<Box<Disk>> },
     DiskRemoved { disk: Option<Box<Disk>>, in_use: Vec<String> },
@@ -425,9 +425,7 @@ fn about(kind: event::Kind) -> About {
             holder: frozen.holder,
             deadline_seconds: frozen.deadline_seconds,
         },
-        Kind::Thawed(v1::Thawed { by_itself, holder, end, problem }) => {
-            About::Thawed { by_itself, holder, end, problem }
-        }
+        Kind::Thawed(thawed) => About::Thawed(Box::new(thawed.into())),
         Kind::DiskAdded(v1::DiskAdded { disk }) | Kind::DiskChanged(v1::DiskChanged { disk }) => {
             About::Disk { disk: boxed(disk) }
         }

@@ -75,6 +75,10 @@ pub enum Event {
         end: End,
         /// Why a snapshot of that time is not consistent, or what else is wrong; empty if all is well.
         problem: String,
+        /// The id of the receipt; empty if there is none.
+        receipt: String,
+        /// What the snapshot is worth by it, in one word; empty without one.
+        level: &'static str,
     },
     /// A disk is there, and known.
     DiskAdded(Arc<KnownDisk>),

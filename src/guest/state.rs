@@ -112,9 +112,10 @@ impl State {
                     ended: None,
                 }));
             }
-            Event::Thawed { holder, end, problem } => {
+            Event::Thawed { holder, end, problem, receipt, level } => {
                 let begun = self.freeze.take().filter(|freeze| freeze.ended.is_none());
-                let ended = Some(Ended { at: time, end: *end, problem: problem.clone() });
+                let (problem, receipt) = (problem.clone(), receipt.clone());
+                let ended = Some(Ended { at: time, end: *end, problem, receipt, level });
                 let (file_systems, since) =
                     begun.map_or((0, None), |begun| (begun.file_systems, begun.since));
                 self.freeze =

@@ -71,6 +71,7 @@ pub mod ping;
 pub mod place;
 pub mod rate;
 #[cfg(feature = "kubevirt")]
+mod receipts;
 pub mod relay;
 pub mod report;
 pub mod rotation;

@@ -209,6 +209,8 @@ impl Kept {
                     }
                     .to_owned(),
                     problem: thawed.problem.clone(),
+                    receipt: thawed.receipt.clone(),
+                    level: thawed.level.clone(),
                     ..begun
                 });
             }
@@ -353,6 +355,7 @@ mod tests {
             holder: "libvirt".into(),
             end: "deadline".into(),
             problem: "the freeze ended by itself after 120 s".into(),
+            ..v1::Thawed::default()
         }));
         thawed.time = at(220);
         kept.fold(&mut thawed, &Limits::default()).unwrap();

@@ -127,7 +127,10 @@ fn clean_kind(kind: &mut Kind) {
         Kind::FileSystemUnmounted(unmounted) => unmounted.file_system.iter_mut().for_each(clean_file_system),
         Kind::UserLoggedIn(login) => login.session.iter_mut().for_each(clean_session),
         Kind::UserLoggedOut(logout) => logout.session.iter_mut().for_each(clean_session),
-        Kind::Thawed(thawed) => tidy_all([&mut thawed.holder, &mut thawed.end, &mut thawed.problem]),
+        Kind::Thawed(thawed) => {
+            tidy_all([&mut thawed.holder, &mut thawed.end, &mut thawed.problem]);
+            tidy_all([&mut thawed.receipt, &mut thawed.level]);
+        }
         Kind::Frozen(frozen) => tidy(&mut frozen.holder),
         Kind::DiskAdded(added) => added.disk.iter_mut().for_each(clean_disk),
         Kind::DiskRemoved(removed) => {
@@ -197,6 +200,7 @@ fn clean_state(state: &mut v1::GuestState) {
 
 fn clean_freeze(freeze: &mut v1::LastFreeze) {
     tidy_all([&mut freeze.holder, &mut freeze.end, &mut freeze.problem]);
+    tidy_all([&mut freeze.receipt, &mut freeze.level]);
     freeze.since = freeze.since.filter(can_be_written);
     // A time that cannot be written is an end all the same.
     freeze.ended =

@@ -74,7 +74,7 @@ heap! {
     Topology: region zone host labels;
     Node: name state reason ready ready_reason labels taints addresses provider_id kubelet_version;
     Health: cloud_init cloud_init_errors failed_units;
-    LastFreeze: holder end problem;
+    LastFreeze: holder end problem receipt level;
     OperatingSystem: id name pretty_name version_id;
     GuestInfo: machine_id boot_id dmi_uuid host_name operating_system kernel_release machine agent_version capabilities;
     IoError: disk file reason;
@@ -115,7 +115,10 @@ pub fn guest_event(kind: &event::Kind) -> usize {
         Kind::UserLoggedIn(login) => login.session.heap(),
         Kind::UserLoggedOut(logout) => logout.session.heap(),
         Kind::Frozen(frozen) => frozen.holder.heap(),
-        Kind::Thawed(thawed) => thawed.holder.heap() + thawed.end.heap() + thawed.problem.heap(),
+        Kind::Thawed(thawed) => {
+            let words = thawed.holder.heap() + thawed.end.heap() + thawed.problem.heap();
+            words + thawed.receipt.heap() + thawed.level.heap()
+        }
         Kind::DiskAdded(added) => added.disk.heap(),
         Kind::DiskRemoved(removed) => removed.disk.heap() + removed.in_use.heap(),
         Kind::DiskResized(resized) => resized.disk.heap(),

@@ -92,6 +92,7 @@ pub static VERBS: &[Verb] = &[
     },
     Verb { while_frozen: true, ..does(FREEZE, "GetFreeze", Role::Freeze, false, &["guest-fsfreeze-status"]) },
     verb("GetInfo", Role::Status, false),
+    Verb { service: FREEZE, name: "GetReceipt", while_frozen: false, ..USUAL },
     does(MACHINE, "GetTime", Role::Status, false, &["guest-get-time", "guest-get-timezone"]),
     does(ACCOUNTS, "ListAuthorizedKeys", Role::Accounts, true, &["guest-ssh-get-authorized-keys"]),
     does(FILE_SYSTEMS, "ListFileSystems", Role::Status, false, &["guest-get-fsinfo"]),
@@ -109,6 +110,7 @@ pub static VERBS: &[Verb] = &[
         while_frozen: true,
         ..does(EXEC, "ListPrograms", Role::Exec, false, &["guest-exec"])
     },
+    Verb { service: FREEZE, name: "ListReceipts", while_frozen: false, ..USUAL },
     does(NETWORK, "ListRoutes", Role::Status, false, &["guest-network-get-route"]),
     does(ACCOUNTS, "ListUsers", Role::Status, false, &["guest-get-users"]),
     verb("Ping", Role::Status, false),

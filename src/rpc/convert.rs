@@ -78,11 +78,13 @@ fn event(recorded: &Recorded) -> v1::Event {
             holder: holder.clone(),
             deadline_seconds: u32::try_from(deadline.as_secs()).unwrap_or(u32::MAX),
         }),
-        Event::Thawed { holder, end, problem } => Kind::Thawed(v1::Thawed {
+        Event::Thawed { holder, end, problem, receipt, level } => Kind::Thawed(v1::Thawed {
             by_itself: *end == End::Deadline,
             holder: holder.clone(),
             end: end.word().to_owned(),
             problem: problem.clone(),
+            receipt: receipt.clone(),
+            level: (*level).to_owned(),
         }),
         Event::DiskAdded(disk) => Kind::DiskAdded(v1::DiskAdded { disk: Some(self::disk(disk)) }),
         Event::DiskRemoved { disk, in_use } => {
@@ -139,6 +141,8 @@ fn last_freeze(freeze: &LastFreeze) -> v1::LastFreeze {
         ended: ended.map(|ended| ended.at.into()),
         end: ended.map_or("", |ended| ended.end.word()).to_owned(),
         problem: ended.map(|ended| ended.problem.clone()).unwrap_or_default(),
+        receipt: ended.map(|ended| ended.receipt.clone()).unwrap_or_default(),
+        level: ended.map_or("", |ended| ended.level).to_owned(),
     }
 }
 

@@ -7,7 +7,8 @@ use tonic::{Code, Request, Response, Status};
 use crate::guest::Guest;
 use crate::guest::freeze::{self, By};
 use crate::policy::Asker;
-use crate::rpc::guard;
+use crate::receipt::Caller;
+use crate::rpc::{guard, receipts};
 use crate::sys::error_chain;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::freeze_server::{self, FreezeServer};
@@ -56,10 +57,11 @@ impl freeze_server::Freeze for Service {
         request: Request<v1::FreezeFileSystemsRequest>,
     ) -> Result<Response<v1::FreezeFileSystemsResponse>, Status> {
         let holder = request.extensions().get::<Asker>().map(ToString::to_string).unwrap_or_default();
+        let caller = Caller::new(&holder, "guestlet");
         let mount_points = request.get_ref().mount_points.clone();
         guard::concerns(&request, || mount_points.join(" "));
         let which = Some(mount_points).filter(|mount_points| !mount_points.is_empty());
-        let frozen = freeze::freeze(&self.0, which, &holder).await.map_err(|error| failed(&error))?;
+        let frozen = freeze::freeze(&self.0, which, &caller).await.map_err(|error| failed(&error))?;
         let answer = match self.0.freezer.status() {
             _ if frozen == 0 => v1::FreezeFileSystemsResponse::default(),
             freeze::Status::Busy { file_systems, left: Some(left), .. } => {
@@ -78,6 +80,7 @@ impl freeze_server::Freeze for Service {
         &self,
         request: Request<v1::ThawFileSystemsRequest>,
     ) -> Result<Response<v1::ThawFileSystemsResponse>, Status> {
+        let cut = request.get_ref().cut.as_ref().map(receipts::cut);
         let wanted: BTreeSet<_> = request.get_ref().mount_points.iter().collect();
         if !wanted.is_empty()
             && let freeze::Status::Busy { holder, file_systems, .. } = self.0.freezer.status()
@@ -88,9 +91,31 @@ impl freeze_server::Freeze for Service {
                 file_systems.join(" ")
             )));
         }
-        let thawed = freeze::thaw(&self.0, By::Client).await.map_err(|error| failed(&error))?;
-        let thawed = u32::try_from(thawed).unwrap_or(u32::MAX);
-        Ok(Response::new(v1::ThawFileSystemsResponse { thawed }))
+        let done = freeze::thaw_after(&self.0, By::Client, cut).await.map_err(|error| failed(&error))?;
+        let mut answer = v1::ThawFileSystemsResponse {
+            thawed: u32::try_from(done.file_systems).unwrap_or(u32::MAX),
+            ..v1::ThawFileSystemsResponse::default()
+        };
+        if let Some(told) = done.receipt {
+            answer.receipt = told.id;
+            told.level.clone_into(&mut answer.level);
+            answer.reasons = told.reasons;
+        }
+        Ok(Response::new(answer))
+    }
+
+    async fn list_receipts(
+        &self,
+        request: Request<v1::ListReceiptsRequest>,
+    ) -> Result<Response<v1::ListReceiptsResponse>, Status> {
+        receipts::list(&self.0, &request.into_inner()).await.map(Response::new)
+    }
+
+    async fn get_receipt(
+        &self,
+        request: Request<v1::GetReceiptRequest>,
+    ) -> Result<Response<v1::GetReceiptResponse>, Status> {
+        receipts::get(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn get_freeze(

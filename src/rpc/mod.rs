@@ -24,3 +24,4 @@ pub mod machine;
 pub mod network;
 pub mod power;
 pub mod qga;
+mod receipts;

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use base64_simd::STANDARD;
 use ring::rand::{SecureRandom as _, SystemRandom};
-use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -46,6 +46,12 @@ impl PublicKey {
     /// Its name.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(&self.0)
+    }
+
+    /// Whether this key's private half has made `signature` over `message`.
+    pub fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
+        let raw = self.0.get(public_key::HEAD.len()..).unwrap_or_default();
+        UnparsedPublicKey::new(&ED25519, raw).verify(message, signature).is_ok()
     }
 }
 
@@ -88,6 +94,12 @@ impl<'de> Deserialize<'de> for PublicKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
+}
+
+/// The name of the key, as lines of keys have it, if its private half has made `signature` over `message`.
+pub fn signer(key: &str, message: &[u8], signature: &[u8]) -> Option<Fingerprint> {
+    let key: PublicKey = key.parse().ok()?;
+    key.has_signed(message, signature).then(|| key.fingerprint())
 }
 
 /// Why there is no private key.
@@ -163,6 +175,12 @@ impl Key {
     /// The public half.
     pub fn public(&self) -> PublicKey {
         self.public
+    }
+
+    /// A signature over a message; none if the key cannot be used.
+    pub fn sign(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(&self.pkcs8).ok()?;
+        Some(pair.sign(message).as_ref().to_vec())
     }
 
     /// The private half in PKCS #8.
@@ -256,6 +274,16 @@ mod tests {
             let error = Key::load(&path).unwrap_err().to_string();
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }
+    }
+
+    #[test]
+    fn a_signature_is_of_one_key_and_one_message() {
+        let key = Key::generate().unwrap();
+        let signature = key.sign(b"message").unwrap();
+        assert!(key.public().has_signed(b"message", &signature));
+        assert!(!key.public().has_signed(b"massage", &signature));
+        assert!(!key.public().has_signed(b"message", &signature[1..]));
+        assert!(!Key::generate().unwrap().public().has_signed(b"message", &signature));
     }
 
     #[test]

@@ -86,6 +86,12 @@ pub struct Freeze {
     /// What went wrong.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub problem: String,
+    /// The id of its receipt.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub receipt: String,
+    /// What a snapshot is worth by the receipt: `crash`, `filesystem` or `application`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub level: String,
 }
 
 impl Resource for Guest {

@@ -11,6 +11,7 @@ use guestlet::guest::disks::lookup::Selector;
 use guestlet::guest::disks::release::{self as whole, ReleaseError, Released};
 use guestlet::guest::freeze::{By, Freezer, Settings, freeze, thaw};
 use guestlet::guest::volumes::held::Held;
+use guestlet::receipt::Caller;
 use guestlet::sys::effects::{self, Effects};
 use guestlet::sys::mounting::{How as Way, Place, What};
 use guestlet::sys::uevents::Action;
@@ -53,7 +54,7 @@ fn a_disk_that_took_the_name_of_another_during_a_freeze_is_not_formatted() {
     let point = lab.path("point");
     machine.run_as(guest, &[made_new("data-1", &point, "ext4")], async |run| {
         run.until(&point, "no-disk").await;
-        freeze(&run.guest, None, "a test").await.unwrap();
+        freeze(&run.guest, None, &Caller::new("a test", "qga")).await.unwrap();
         // The disk of the rule comes, and is waited with.
         let name = machine.plug_loop(&disk, "data-1");
         run.say(Action::Add, &name);
@@ -70,7 +71,7 @@ fn a_disk_that_took_the_name_of_another_during_a_freeze_is_not_formatted() {
         run.until(&point, "no-disk").await;
         assert_eq!((disk.sum(), mounted(&point).as_str()), (sum, ""));
         // What there is to do then is done.
-        freeze(&run.guest, None, "a test").await.unwrap();
+        freeze(&run.guest, None, &Caller::new("a test", "qga")).await.unwrap();
         run.write(&[made_new("data-2", &point, "ext4")]);
         run.until(&point, "working").await;
         assert_eq!(disk.sum(), sum);

@@ -187,6 +187,8 @@ const DENIED: &[(&str, &[&str])] = &[
     ("freeze", &["freeze", "db-1"]),
     ("freeze --status", &["freeze", "db-1", "--status"]),
     ("thaw", &["thaw", "db-1"]),
+    ("receipts ls", &["receipts", "ls", "db-1"]),
+    ("receipts show", &["receipts", "verify", "db-1", "0123456789abcdef0123456789abcdef"]),
     ("trim", &["trim", "db-1"]),
     ("fs", &["fs", "db-1"]),
     ("shutdown", &["shutdown", "db-1"]),

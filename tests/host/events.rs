@@ -84,17 +84,21 @@ fn how_a_freeze_ended_is_seen_by_whoever_looks() {
         holder: "libvirt".into(),
         end: "deadline".into(),
         problem: "the freeze ended by itself after 120 s".into(),
+        receipt: "0123456789abcdef0123456789abcdef".into(),
+        level: "crash".into(),
     }));
     let vm = lab.until_vm("a", |vm| vm["state"]["freeze"]["end"] == "deadline");
     assert!(vm["state"]["freeze"]["ended"].is_string(), "{vm}");
     let described = lab.words(&["info", "a"]);
-    let words = " ago by its deadline, for libvirt: the freeze ended by itself after 120 s\n";
+    let words = " ago by its deadline, for libvirt: the freeze ended by itself after 120 s; receipt \
+                 0123456789abcdef0123456789abcdef: crash\n";
     assert!(described.contains(words), "{described}");
     let metrics = ask(&lab, "GET /metrics HTTP/1.1");
     for (end, count) in [("deadline", 1), ("asked", 0)] {
         let line = format!("\nguestlet_host_freezes_ended_total{{end=\"{end}\"}} {count}\n");
         assert!(metrics.contains(&line), "{metrics}");
     }
+    assert!(metrics.contains("\nguestlet_host_receipts_total{level=\"crash\"} 1\n"), "{metrics}");
 }
 
 fn disk(generation: u64, serial: &str) -> Disk {

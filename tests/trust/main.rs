@@ -30,6 +30,7 @@ mod first_contact;
 mod grants;
 mod life;
 mod pins;
+mod receipts;
 mod reset;
 mod unwatched;
 mod verbs;

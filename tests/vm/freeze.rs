@@ -90,6 +90,7 @@ fn people_on_the_host(vm: &Vm) {
     host.wait_connected("frozen", SOON).unwrap();
     let during = ["freeze", "frozen", "--", "sh", "-c", "sleep 1; echo snapshot"];
     assert_eq!(host.ctl(&during).unwrap(), "snapshot\n");
+    receipt(vm, &host);
     let frozen = host.ctl(&["freeze", "frozen"]).unwrap();
     assert!(frozen.starts_with("frozen: /") && frozen.contains("thaws by itself after"), "{frozen}");
     write(vm, "people");
@@ -107,6 +108,26 @@ fn people_on_the_host(vm: &Vm) {
     assert_eq!(host.ctl(&["shutdown", "frozen", "--wait"]).unwrap(), "frozen is off\n");
     println!("off {:?} after guestctl shutdown", begun.elapsed());
     assert_eq!(host.info("frozen").unwrap()["power"], "off");
+}
+
+/// Of that snapshot: what the guest has kept of it on its own disk, and the host half can read.
+fn receipt(vm: &Vm, host: &HostHalf) {
+    let list = host.ctl(&["receipts", "ls", "frozen", "-o", "json"]).unwrap();
+    let list: Value = serde_json::from_str(&list).unwrap();
+    let newest = list.as_array().unwrap().last().unwrap();
+    assert_eq!((&newest["level"], &newest["end"]), (&"filesystem".into(), &"asked".into()), "{list}");
+    let id = newest["id"].as_str().unwrap();
+    let shown: Value =
+        serde_json::from_str(&host.ctl(&["receipts", "show", "frozen", id, "-o", "json"]).unwrap()).unwrap();
+    let root =
+        shown["receipt"]["volumes"].as_array().unwrap().iter().find(|one| one["mount_point"] == "/").unwrap();
+    let uuid = vm.run("findmnt --noheadings --output UUID /").unwrap();
+    assert_eq!(root["uuid"], uuid.trim(), "{shown:#}");
+    assert!(root["disks"].as_array().unwrap().iter().any(|disk| disk["file"] == "/dev/vda"), "{shown:#}");
+    assert!(shown["receipt"]["cut"]["text"].as_str().unwrap().contains("sh"), "{shown:#}");
+    let kept =
+        vm.run(&format!("ls /var/lib/guestlet/receipts/*-{id}.json; guestlet receipts show {id}")).unwrap();
+    assert!(kept.contains("filesystem"), "{kept}");
 }
 
 #[test]

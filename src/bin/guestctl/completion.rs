@@ -117,6 +117,7 @@ mod tests {
             "volumes attach",
             "trust show",
             "keys add",
+            "receipts show",
         ] {
             assert!(all.contains(&format!(" guestctl {verb}")), "{verb} {all:?}");
         }

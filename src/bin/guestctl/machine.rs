@@ -8,10 +8,11 @@ use clap::{Args, Subcommand, ValueEnum};
 use guestlet::ctl::Verb;
 use guestlet::ctl::machine::Action;
 use guestlet::ctl::machine::accounts;
-use guestlet::ctl::machine::around::Around;
+use guestlet::ctl::machine::around::{Around, Require};
 use guestlet::ctl::machine::hardware::{Clock, Switches};
 use guestlet::ctl::machine::journal::{self, parse_priority};
 use guestlet::ctl::machine::power::{Goal, Wish};
+use guestlet::ctl::machine::receipts;
 use guestlet::ctl::words::parse_span;
 use guestlet::text::parse_size;
 
@@ -24,6 +25,44 @@ pub enum To {
     Disk,
     /// Memory, and a disk in case that memory is lost
     Both,
+}
+
+/// What a snapshot has to be worth.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Level {
+    /// File systems were frozen from before the command until after it
+    Filesystem,
+    /// So were applications, by their own procedures
+    Application,
+}
+
+/// The verbs of `guestctl receipts`.
+#[derive(Debug, Subcommand)]
+pub enum Receipts {
+    /// List the receipts of a guest, the newest last
+    Ls {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// Only so many of the newest ones
+        #[arg(long, value_name = "NUMBER", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=256))]
+        last: u32,
+    },
+    /// Show one, and why it is not worth more
+    Show {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// Its id
+        id: String,
+    },
+    /// Say whether one is as the guest has signed it; an error if not
+    ///
+    /// The key is the one that guestlet-host has pinned of this guest (guestctl trust show). Without keys nothing is proved.
+    Verify {
+        /// The VM's name, as ls shows it
+        name: String,
+        /// Its id
+        id: String,
+    },
 }
 
 /// What is to be switched.
@@ -145,6 +184,12 @@ pub enum Machine {
         /// Time limit of the freeze, hooks included, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "5m")]
         timeout: Duration,
+        /// Fail if the snapshot that the command makes is worth less, by the receipt of the freeze
+        #[arg(long, value_enum, value_name = "LEVEL", requires = "command")]
+        require: Option<Level>,
+        /// Name of the snapshot that the command makes, for the receipt
+        #[arg(long, value_name = "NAME", requires = "command")]
+        snapshot: Option<String>,
         /// Command of this machine to run meanwhile
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
@@ -160,6 +205,9 @@ pub enum Machine {
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "60s")]
         timeout: Duration,
     },
+    /// Look at the receipts of a guest's freezes: what snapshots that were taken meanwhile are worth
+    #[command(subcommand)]
+    Receipts(Receipts),
     /// Give unused blocks of the file systems of a guest back
     Trim {
         /// The VM's name, as ls shows it
@@ -294,10 +342,23 @@ impl From<Machine> for Verb {
             Machine::Freeze { name, mounts, timeout, command, .. } if command.is_empty() => {
                 (name, Action::Freeze { mounts, within: timeout })
             }
-            Machine::Freeze { name, mounts, timeout, command, .. } => {
-                (name, Action::FreezeAround(Around { mounts, within: timeout, command }))
+            Machine::Freeze { name, mounts, timeout, command, require, snapshot, .. } => {
+                let snapshot = snapshot.unwrap_or_default();
+                let require = require.map(|level| match level {
+                    Level::Filesystem => Require::FileSystem,
+                    Level::Application => Require::Application,
+                });
+                (name, Action::FreezeAround(Around { mounts, within: timeout, command, snapshot, require }))
             }
             Machine::Thaw { name, mounts, timeout } => (name, Action::Thaw { mounts, within: timeout }),
+            Machine::Receipts(receipts) => {
+                let (name, wish) = match receipts {
+                    Receipts::Ls { name, last } => (name, receipts::Wish::List { last }),
+                    Receipts::Show { name, id } => (name, receipts::Wish::Show(id)),
+                    Receipts::Verify { name, id } => (name, receipts::Wish::Verify(id)),
+                };
+                (name, Action::Receipts(wish))
+            }
             Machine::Trim { name, mounts, minimum, timeout } => {
                 (name, Action::Trim { mounts, minimum: minimum.unwrap_or(0), within: timeout })
             }

@@ -26,6 +26,8 @@ const ZONE_CHANGES: [&str; 3] = ["update", "keep", "report"];
 const METHODS: &str = "virtio-serial, isa-serial, unix-listen, vsock-listen or none";
 const DEFAULT_FREEZE: Duration = Duration::from_secs(120);
 const DEFAULT_HOOK: Duration = Duration::from_secs(60);
+/// KubeVirt waits 60 s for the answer to a freeze, of which a part is for the freeze itself.
+const DEFAULT_HOOKS: Duration = Duration::from_secs(50);
 /// What a process that the program has started writes belongs to its output; a daemon holds it open for good.
 const DEFAULT_OUTPUT: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -44,6 +46,7 @@ pub(super) fn problem<T>(key: &'static str, text: impl Into<String>) -> Result<T
 }
 
 /// Checks what all fragments together say, and fills in what none says.
+#[allow(clippy::too_many_lines, reason = "one line for each field")]
 pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings, Problem> {
     let AgentFragment {
         qga,
@@ -54,6 +57,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         cloud,
         exec,
         forward,
+        freeze,
         log,
         topology,
         policy,
@@ -73,15 +77,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
     }
     names("qga.block-rpcs", "block-rpcs", qga.block_rpcs.as_deref())?;
     names("qga.allow-rpcs", "allow-rpcs", qga.allow_rpcs.as_deref())?;
-    if let Some(version) = &qga.version
-        && (version.is_empty()
-            || version.len() > MAX_VERSION
-            || version.contains(|c: char| !c.is_ascii_graphic()))
-    {
-        let text =
-            format!("qga.version is {version:?}; it must be a word of at most {MAX_VERSION} characters");
-        return problem("qga.version", text);
-    }
+    version(qga.version.as_deref())?;
     let no_hook = |path: &PathBuf| path.as_os_str().is_empty() || path.as_os_str() == "/dev/null";
     let fsfreeze_hook = qga.fsfreeze_hook.filter(|path| !no_hook(path));
     let fsfreeze_hook = fsfreeze_hook.map(|path| absolute("qga.fsfreeze-hook", path)).transpose()?;
@@ -121,6 +117,10 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         fsfreeze_hook,
         limits,
         state_folder: absolute("qga.statedir", qga.statedir.unwrap_or(super::DEFAULT_STATE_FOLDER.into()))?,
+        receipts: absolute(
+            "freeze.receipts-dir",
+            freeze.receipts_dir.unwrap_or(super::RECEIPTS_FOLDER.into()),
+        )?,
         runtime_folder: absolute("runtime-dir", runtime_dir.unwrap_or(RUNTIME_FOLDER.into()))?,
         local: control != ApiChannel::None || program == Program::Guestlet,
         control,
@@ -148,6 +148,22 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         },
         remarks,
     })
+}
+
+/// Checks the version that QGA is told.
+fn version(version: Option<&str>) -> Result<(), Problem> {
+    match version {
+        Some(version)
+            if version.is_empty()
+                || version.len() > MAX_VERSION
+                || version.contains(|c: char| !c.is_ascii_graphic()) =>
+        {
+            let text =
+                format!("qga.version is {version:?}; it must be a word of at most {MAX_VERSION} characters");
+            problem("qga.version", text)
+        }
+        _ => Ok(()),
+    }
 }
 
 fn vsock_peer(vsock: &VsockFragment) -> VsockPeer {
@@ -244,6 +260,9 @@ fn channel(qga: &QgaFragment) -> Result<QgaChannel, Problem> {
 fn limits(qga: &QgaFragment) -> Result<QgaLimits, Problem> {
     let freeze_deadline = time("qga.freeze.deadline", qga.freeze.deadline.as_ref(), DEFAULT_FREEZE)?;
     let usual_hook = DEFAULT_HOOK.min(freeze_deadline);
+    let hook_deadline = time("qga.freeze.hook-deadline", qga.freeze.hook_deadline.as_ref(), usual_hook)?;
+    let usual_hooks = DEFAULT_HOOKS.max(hook_deadline.min(freeze_deadline));
+    let usual_hooks = if qga.freeze.hook_deadline.is_some() { usual_hooks } else { DEFAULT_HOOKS };
     Ok(QgaLimits {
         exec_paths: paths("qga.exec.paths", qga.exec.paths.as_deref())?,
         output_deadline: time("qga.exec.output-deadline", qga.exec.output_deadline.as_ref(), DEFAULT_OUTPUT)?,
@@ -251,7 +270,8 @@ fn limits(qga: &QgaFragment) -> Result<QgaLimits, Problem> {
         files_read_only: qga.files.read_only.unwrap_or(false),
         allow_passwords: qga.passwords.allow.unwrap_or(true),
         freeze_deadline,
-        hook_deadline: time("qga.freeze.hook-deadline", qga.freeze.hook_deadline.as_ref(), usual_hook)?,
+        hook_deadline,
+        hooks_deadline: time("qga.freeze.hooks-deadline", qga.freeze.hooks_deadline.as_ref(), usual_hooks)?,
     })
 }
 
@@ -365,6 +385,7 @@ mod tests {
             allow_passwords: true,
             freeze_deadline: Duration::from_secs(120),
             hook_deadline: Duration::from_secs(60),
+            hooks_deadline: Duration::from_secs(50),
         };
         assert_eq!(settings.limits, limits);
         assert_eq!((settings.version, settings.fsfreeze_hook), (None, None));
@@ -410,10 +431,14 @@ mod tests {
             allow_passwords: false,
             freeze_deadline: Duration::from_secs(120),
             hook_deadline: Duration::from_secs(5),
+            hooks_deadline: Duration::from_secs(50),
         };
         assert_eq!(settings.limits, limits);
         assert_eq!(settings.version.as_deref(), Some("7.2.0"));
         assert!(settings.remarks.is_empty());
+        let hooks =
+            |text: &str| checked(&format!("[qga.freeze]\n{text}")).unwrap().limits.hooks_deadline.as_secs();
+        assert_eq!((hooks("hook-deadline = 90"), hooks("hooks-deadline = 20")), (90, 20));
         let long = checked("qga.freeze.deadline = '1h'").unwrap();
         assert_eq!(long.limits.freeze_deadline, LONGEST);
         assert!(long.remarks[0].contains("watchdog"), "{:?}", long.remarks);

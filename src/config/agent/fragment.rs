@@ -31,6 +31,8 @@ pub struct AgentFragment {
     pub exec: ProgramsFragment,
     /// `[forward]`
     pub forward: ForwardFragment,
+    /// `[freeze]`
+    pub freeze: ReceiptsFragment,
     /// `[log]`
     pub log: LogFragment,
     /// `[topology]`
@@ -133,6 +135,16 @@ pub struct FreezeFragment {
     pub deadline: Option<Time>,
     /// How long one hook may take.
     pub hook_deadline: Option<Time>,
+    /// How long all of them may take together.
+    pub hooks_deadline: Option<Time>,
+}
+
+/// `[freeze]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ReceiptsFragment {
+    /// Where the receipts of freezes are kept.
+    pub receipts_dir: Option<PathBuf>,
 }
 
 /// A duration as it is written: seconds, or a number and a unit.
@@ -320,6 +332,8 @@ impl Fragment for AgentFragment {
         take(&mut self.qga.passwords.allow, later.qga.passwords.allow);
         take(&mut self.qga.freeze.deadline, later.qga.freeze.deadline);
         take(&mut self.qga.freeze.hook_deadline, later.qga.freeze.hook_deadline);
+        take(&mut self.qga.freeze.hooks_deadline, later.qga.freeze.hooks_deadline);
+        take(&mut self.freeze.receipts_dir, later.freeze.receipts_dir);
         take(&mut self.control.listen, later.control.listen);
         take(&mut self.control.port, later.control.port);
         take(&mut self.callback.listen, later.callback.listen);

@@ -58,6 +58,11 @@ pub(super) const AGENT: &[Row] = &[
         "`\"1min\"`, or the freeze's deadline if that is sooner",
         "how long one hook may take, from 1 s to 1 h",
     ),
+    (
+        "qga.freeze.hooks-deadline",
+        "`\"50s\"`, or the deadline of one hook if that is longer",
+        "how long all hooks may take together, from 1 s to 1 h: KubeVirt waits 60 s for the answer to a freeze",
+    ),
     ("control.listen", "`\"vsock\"`", "where the host half comes from: `vsock`, `none`, or `unix:/path`"),
     ("control.port", "`970`", "vsock port, from 1 to 1023"),
     (
@@ -71,6 +76,11 @@ pub(super) const AGENT: &[Row] = &[
         "vsock.hybrid",
         "`false`",
         "let the host half in from any source port; needed where the hypervisor has hybrid vsock (Firecracker, Cloud Hypervisor, vhost-device-vsock), where the mode of the host's socket file guards instead",
+    ),
+    (
+        "freeze.receipts-dir",
+        "`\"/var/lib/guestlet/receipts\"`",
+        "where the receipts of freezes are kept, for 90 days, at most 1,000. See [freeze.md](freeze.md#receipts)",
     ),
     (
         "csi.enabled",

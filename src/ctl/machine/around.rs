@@ -13,7 +13,7 @@
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -22,10 +22,11 @@ use tokio::signal::unix::SignalKind;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
-use super::freeze::{Step, Stepped, words};
+use super::freeze::{Step, Stepped, receipt_words, why, words};
 use crate::ctl::Error;
 use crate::ctl::print::Printer;
 use crate::ctl::signals::Signals;
+use crate::wire::proto::v1::{SnapshotCut, ThawFileSystemsResponse};
 
 /// How long a program may take to end that was told to by a signal.
 const TO_END: Duration = Duration::from_secs(10);
@@ -43,6 +44,36 @@ pub struct Around {
     pub within: Duration,
     /// The program, and its arguments.
     pub command: Vec<OsString>,
+    /// What the snapshot is called, for the receipt; may be empty.
+    pub snapshot: String,
+    /// What the snapshot has to be worth: the word of a level, and all that are worth as much.
+    pub require: Option<Require>,
+}
+
+/// What a snapshot has to be worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Require {
+    /// File systems were frozen from before it until after it.
+    FileSystem,
+    /// Applications took part, too.
+    Application,
+}
+
+impl Require {
+    /// Whether a guest's word for a level is enough.
+    fn is_met(self, level: &str) -> bool {
+        match self {
+            Self::FileSystem => matches!(level, "filesystem" | "application"),
+            Self::Application => level == "application",
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::FileSystem => "filesystem",
+            Self::Application => "application",
+        }
+    }
 }
 
 /// Those that ask this program to end.
@@ -70,7 +101,7 @@ pub async fn run(
         frozen = ask(freeze) => frozen,
         signal = signals.next() => {
             // What is under way ends with a thaw.
-            let thawed = ask(Step::Thaw).await;
+            let thawed = ask(Step::Thaw(None)).await;
             return ended_by(printer, signal, thawed.map(drop));
         }
     };
@@ -80,7 +111,7 @@ pub async fn run(
         Err(error) => {
             // It may have been frozen all the same, by a call whose answer was lost.
             if is_unknown(&error) {
-                drop(thaw(name, &ask, Instant::now() + AFTERWARDS).await);
+                drop(thaw(name, &ask, None, Instant::now() + AFTERWARDS).await);
             }
             return Err(error);
         }
@@ -90,8 +121,11 @@ pub async fn run(
     }
     printer.note(&words(&frozen));
     let until = begun + Duration::from_secs(frozen.seconds_left.into()) + AFTERWARDS;
+    let from = SystemTime::now();
     let ran = work(printer, &around.command, &mut signals).await;
-    let thawed = thaw(name, &ask, until).await;
+    let cut = cut(around, from, ran.as_ref().ok());
+    let thawed = thaw(name, &ask, Some(cut), until).await;
+    let thawed = thawed.and_then(|thawed| told(printer, &thawed, around.require));
     match ran {
         Ok(Ran::Ended(status)) if status.success() => thawed,
         Ok(Ran::Ended(status)) => {
@@ -108,6 +142,51 @@ pub async fn run(
             Err(error)
         }
     }
+}
+
+/// What there is to say of the program, whose end is the one of the snapshot. Its arguments are nothing to the guest: there may be
+/// secrets among them.
+fn cut(around: &Around, from: SystemTime, ran: Option<&Ran>) -> SnapshotCut {
+    let program = around.command.first().map(|program| program.to_string_lossy().into_owned());
+    SnapshotCut {
+        id: around.snapshot.clone(),
+        text: program.unwrap_or_default(),
+        begun: Some(from.into()),
+        // A clock that is set back meanwhile must not make it end before it began.
+        ended: Some(SystemTime::now().max(from).into()),
+        exit_status: match ran {
+            Some(Ran::Ended(status)) if status.success() => 0,
+            Some(Ran::Ended(status)) => exit_code(*status).into(),
+            Some(Ran::Interrupted(signal)) => 128 + *signal as i32,
+            None => 127,
+        },
+    }
+}
+
+/// Tells of the receipt, and whether it is enough.
+fn told(
+    printer: &mut Printer,
+    thawed: &ThawFileSystemsResponse,
+    require: Option<Require>,
+) -> Result<(), Error> {
+    if let Some(words) = receipt_words(thawed) {
+        printer.note(&words);
+    }
+    let why = why(thawed);
+    let Some(require) = require.filter(|require| !require.is_met(&thawed.level)) else {
+        if let Some(why) = why {
+            printer.note(&why);
+        }
+        return Ok(());
+    };
+    let wanted = require.word();
+    Err(Error::Unmet(if thawed.receipt.is_empty() {
+        format!(
+            "{wanted} is required, and the agent in the guest makes no receipts; update guestlet in the guest"
+        )
+    } else {
+        format!("{wanted} is required, and the snapshot is {}", why.unwrap_or_else(|| thawed.level.clone()))
+    }))
 }
 
 fn ended_by(printer: &mut Printer, signal: Signal, thawed: Result<(), Error>) -> Result<(), Error> {
@@ -150,23 +229,24 @@ fn may_pass(error: &Error) -> bool {
 async fn thaw(
     name: &str,
     ask: &impl AsyncFn(Step) -> Result<Stepped, Error>,
+    cut: Option<SnapshotCut>,
     until: Instant,
-) -> Result<(), Error> {
+) -> Result<ThawFileSystemsResponse, Error> {
     let mut is_first = true;
     loop {
-        match ask(Step::Thaw).await {
-            Ok(Stepped::Thawed(0)) if is_first => {
+        match ask(Step::Thaw(cut.clone())).await {
+            Ok(Stepped::Thawed(thawed)) if thawed.thawed > 0 => return Ok(thawed),
+            Ok(_) if is_first => {
                 return Err(Error::Unmet(format!(
                     "somebody else has thawed the file systems of {name} before: the snapshot is not consistent"
                 )));
             }
-            Ok(Stepped::Thawed(0)) => {
+            Ok(_) => {
                 return Err(Error::Unmet(format!(
                     "the file systems of {name} are thawed, but not known to have been frozen until now: do not take the \
                      snapshot for consistent"
                 )));
             }
-            Ok(_) => return Ok(()),
             Err(error) if may_pass(&error) && Instant::now() < until => {
                 is_first = false;
                 sleep(AGAIN).await;
@@ -228,6 +308,33 @@ mod tests {
         for (raw, code) in [(3 << 8, 3), (9, 137), (15, 143)] {
             assert_eq!(exit_code(ExitStatus::from_raw(raw)), code);
         }
+    }
+
+    #[test]
+    fn a_program_that_failed_is_no_snapshot() {
+        let around = Around {
+            mounts: Vec::new(),
+            within: Duration::ZERO,
+            command: ["lvcreate", "--secret"].map(OsString::from).into(),
+            snapshot: "snap".to_owned(),
+            require: None,
+        };
+        let from = SystemTime::now() + Duration::from_secs(60);
+        let ended = |raw| Ran::Ended(ExitStatus::from_raw(raw));
+        let made = cut(&around, from, Some(&ended(0)));
+        assert_eq!((made.exit_status, &*made.text, &*made.id), (0, "lvcreate", "snap"));
+        assert_eq!(made.begun, made.ended);
+        assert_eq!(cut(&around, from, Some(&ended(3 << 8))).exit_status, 3);
+        assert_eq!(cut(&around, from, Some(&Ran::Interrupted(Signal::SIGINT))).exit_status, 130);
+        assert_eq!(cut(&around, from, None).exit_status, 127);
+    }
+
+    #[test]
+    fn what_is_required_is_worth_at_least_as_much() {
+        let met =
+            |require: Require| ["crash", "filesystem", "application", ""].map(|level| require.is_met(level));
+        assert_eq!(met(Require::FileSystem), [false, true, true, false]);
+        assert_eq!(met(Require::Application), [false, false, true, false]);
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::ctl::json::rfc3339;
 use crate::ctl::print::Printer;
 use crate::ctl::words::age;
 use crate::wire::proto::v1::{
-    FreezeFileSystemsRequest, FreezeFileSystemsResponse, FreezeState, GetFreezeRequest,
-    ThawFileSystemsRequest,
+    FreezeFileSystemsRequest, FreezeFileSystemsResponse, FreezeState, GetFreezeRequest, SnapshotCut,
+    ThawFileSystemsRequest, ThawFileSystemsResponse,
 };
 
 /// What programs read of a freeze.
@@ -24,8 +24,12 @@ struct Frozen {
 
 /// What programs read of a thaw.
 #[derive(Debug, Serialize)]
+#[allow(clippy::struct_field_names, reason = "it is the key that programs read")]
 struct Thawed {
     thawed: u32,
+    receipt: String,
+    level: String,
+    reasons: Vec<String>,
 }
 
 /// What programs read of how things stand.
@@ -50,8 +54,8 @@ pub enum Step {
         /// How long it may take.
         within: Duration,
     },
-    /// Thaw all.
-    Thaw,
+    /// Thaw all; with what there is to say of the snapshot that was taken.
+    Thaw(Option<SnapshotCut>),
 }
 
 /// What came of a step.
@@ -59,8 +63,8 @@ pub enum Step {
 pub enum Stepped {
     /// This is frozen.
     Frozen(FreezeFileSystemsResponse),
-    /// So many file systems were frozen.
-    Thawed(u32),
+    /// This was frozen.
+    Thawed(ThawFileSystemsResponse),
 }
 
 /// Does one of the steps.
@@ -72,7 +76,7 @@ pub async fn step(daemon: &Daemon, name: &str, step: &Step) -> Result<Stepped, E
         Step::Freeze { mounts, within } => {
             ask_freeze(daemon, name, mounts.clone(), *within).await.map(Stepped::Frozen)
         }
-        Step::Thaw => ask_thaw(daemon, name, Vec::new(), SOON).await.map(Stepped::Thawed),
+        Step::Thaw(cut) => ask_thaw(daemon, name, Vec::new(), cut.clone(), SOON).await.map(Stepped::Thawed),
     }
 }
 
@@ -90,10 +94,24 @@ async fn ask_thaw(
     daemon: &Daemon,
     name: &str,
     mount_points: Vec<String>,
+    cut: Option<SnapshotCut>,
     within: Duration,
-) -> Result<u32, Error> {
-    let request = ThawFileSystemsRequest { name: name.to_owned(), mount_points };
-    Ok(answer(daemon.freeze().thaw_file_systems(request), name, within).await?.thawed)
+) -> Result<ThawFileSystemsResponse, Error> {
+    let request = ThawFileSystemsRequest { name: name.to_owned(), mount_points, cut };
+    answer(daemon.freeze().thaw_file_systems(request), name, within).await
+}
+
+/// Such as `receipt 0123…: filesystem`; nothing if there is none.
+pub fn receipt_words(thawed: &ThawFileSystemsResponse) -> Option<String> {
+    let ThawFileSystemsResponse { receipt, level, .. } = thawed;
+    (!receipt.is_empty()).then(|| format!("receipt {receipt}: {level}"))
+}
+
+/// Why its level is not higher.
+pub fn why(thawed: &ThawFileSystemsResponse) -> Option<String> {
+    let ThawFileSystemsResponse { receipt, level, reasons, .. } = thawed;
+    (!receipt.is_empty() && !reasons.is_empty())
+        .then(|| format!("not more than {level}: {}", reasons.join("; ")))
 }
 
 /// Freezes, and shows what is frozen and for how long.
@@ -133,8 +151,14 @@ pub async fn thaw(
     mounts: Vec<String>,
     within: Duration,
 ) -> Result<(), Error> {
-    let thawed = ask_thaw(daemon, &name, mounts, within).await?;
-    Ok(printer.value(&Thawed { thawed }, || format!("thawed: {thawed} file systems\n"))?)
+    let answer = ask_thaw(daemon, &name, mounts, None, within).await?;
+    if let Some(why) = why(&answer) {
+        printer.note(&why);
+    }
+    let receipt = receipt_words(&answer).map(|words| words + "\n").unwrap_or_default();
+    let ThawFileSystemsResponse { thawed, receipt: id, level, reasons } = answer;
+    let words = || format!("thawed: {thawed} file systems\n{receipt}");
+    Ok(printer.value(&Thawed { thawed, receipt: id, level, reasons }, words)?)
 }
 
 /// Shows whether file systems are frozen.

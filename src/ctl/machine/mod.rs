@@ -10,6 +10,7 @@ pub mod journal;
 mod network;
 pub mod power;
 mod qga;
+pub mod receipts;
 
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ pub enum Action {
         /// How long it may take.
         within: Duration,
     },
+    /// Look at receipts of freezes.
+    Receipts(receipts::Wish),
     /// Give unused blocks back.
     Trim {
         /// Of those mounted there; none: of all.
@@ -108,6 +111,7 @@ pub async fn run(daemon: Daemon, printer: &mut Printer, name: String, action: Ac
         Action::Freeze { mounts, within } => freeze::freeze(&daemon, printer, name, mounts, within).await,
         Action::FreezeStatus => freeze::status(&daemon, printer, name).await,
         Action::Thaw { mounts, within } => freeze::thaw(&daemon, printer, name, mounts, within).await,
+        Action::Receipts(wish) => receipts::run(&daemon, printer, name, wish).await,
         Action::Trim { mounts, minimum, within } => {
             file_systems::trim(&daemon, printer, name, (mounts, minimum), within).await
         }

@@ -45,6 +45,9 @@ pub struct Spoiled {
     /// The agent has told everybody who watches its events.
     #[serde(default)]
     pub told: bool,
+    /// The id of its receipt; empty if there is none.
+    #[serde(default)]
+    pub receipt: String,
 }
 
 /// The last freeze that froze anything; it may not be over.
@@ -69,4 +72,8 @@ pub struct Ended {
     pub end: End,
     /// Why a snapshot of that time is not consistent, or what else is wrong; empty if all is well.
     pub problem: String,
+    /// The id of its receipt, and the level in one word; empty if there is none.
+    pub receipt: String,
+    /// The same.
+    pub level: &'static str,
 }

@@ -95,6 +95,12 @@ pub enum Failure {
     /// It was killed.
     #[error("did not end within {} s and was killed{}", .0.as_secs(), .1)]
     TimedOut(Duration, String),
+    /// It was killed, because all hooks together took too long.
+    #[error("did not end before all hooks had taken {} s together (qga.freeze.hooks-deadline), and was killed{}", .0.as_secs(), .1)]
+    TimedOutTogether(Duration, String),
+    /// There was no time left for it.
+    #[error("was not run, because those before it took all of the {} s for all hooks (qga.freeze.hooks-deadline)", .0.as_secs())]
+    NoTime(Duration),
 }
 
 fn errno(error: &io::Error) -> String {

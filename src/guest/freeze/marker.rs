@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::guest::freeze::end::{End, Spoiled};
+use crate::receipt::Receipt;
 use crate::sys::block_stack::Device;
 use crate::sys::files;
 use crate::sys::root::Root;
@@ -37,6 +38,9 @@ pub struct Freeze {
     pub hooks: Vec<PathBuf>,
     /// In the order in which they are frozen.
     pub file_systems: Vec<Frozen>,
+    /// The receipt, as far as it was known before the first one is frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<Box<Receipt>>,
 }
 
 /// A file system that is frozen, or was about to be.
@@ -179,6 +183,7 @@ impl Marker {
                 holder: "an earlier agent".to_owned(),
                 reason: format!("a freeze ended, and how is not known ({SPOILED}: {error})"),
                 told: false,
+                receipt: String::new(),
             }),
         }
     }
@@ -249,6 +254,7 @@ mod tests {
             holder: "libvirt".to_owned(),
             reason: "the agent crashed".to_owned(),
             told: false,
+            receipt: "0123".to_owned(),
         };
         marker.spoil(&spoiled);
         assert_eq!(marker.spoiled(), Some(spoiled));

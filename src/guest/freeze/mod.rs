@@ -15,7 +15,7 @@
 //!
 //! What outlasts the agent is in the [`marker`]; who thaws when the agent is gone is in [`recover`]: a guardian process
 //! at once, else the service manager, else the agent's next run, which starts frozen before it serves anybody.
-//! How a freeze [ended](end) is told as an event, too.
+//! How a freeze [ended](end) is told as an event, too, and each leaves a [receipt](receipts).
 //!
 //! Which file systems, and in which order, is the [`plan`]; the programs around it are the [`hook`]s.
 
@@ -25,6 +25,7 @@ pub mod error;
 pub mod hook;
 pub mod marker;
 pub mod plan;
+pub mod receipts;
 pub mod recover;
 pub mod targets;
 
@@ -41,12 +42,15 @@ use tokio::sync::{oneshot, watch};
 
 use crate::guest::Guest;
 use crate::guest::events::Event;
+use crate::receipt::{Caller, Cut, Level};
 use crate::sys::blocking;
 use crate::sys::process_group::thread;
 use cycle::{Cycle, Message};
 use end::Spoiled;
 pub use error::Error;
 use marker::{Found, Marker};
+use receipts::Told;
+use receipts::clerk::Clerk;
 
 /// How long the answer to a thaw waits until it is written down that it was given.
 const TO_FORGET: Duration = Duration::from_secs(2);
@@ -58,6 +62,10 @@ pub struct Settings {
     pub hook: Option<PathBuf>,
     /// How long each hook may take.
     pub hook_deadline: Duration,
+    /// How long all hooks may take together, as whoever asks for a freeze does not wait longer.
+    pub hooks_deadline: Duration,
+    /// Where receipts are kept; nowhere if that is not known.
+    pub receipts: Option<PathBuf>,
     /// How long file systems may be frozen; then they are thawed whatever happens.
     pub deadline: Duration,
     /// Where the marker is kept: in memory, and lost with the next boot.
@@ -71,6 +79,8 @@ impl Default for Settings {
         Self {
             hook: None,
             hook_deadline: Duration::from_secs(60),
+            hooks_deadline: Duration::from_secs(60),
+            receipts: None,
             // The journal's own watchdog ends it after 3 minutes.
             deadline: Duration::from_secs(120),
             folder: "/var/run".into(),
@@ -86,6 +96,15 @@ pub enum By {
     Client,
     /// A person in the guest. Whoever froze is told with the next thaw.
     Person,
+}
+
+/// What a thaw has come to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Thawed {
+    /// How many file systems were frozen.
+    pub file_systems: u64,
+    /// The receipt of their freeze; none if there was none.
+    pub receipt: Option<Told>,
 }
 
 /// How things stand.
@@ -121,6 +140,8 @@ type Later = Box<dyn FnOnce() + Send>;
 struct Shared {
     settings: Settings,
     state: Mutex<State>,
+    /// Keeps the receipts.
+    clerk: Option<Clerk>,
     /// File systems are frozen, or about to be.
     restricted: AtomicBool,
     /// Counts up when a freeze is over.
@@ -161,7 +182,13 @@ impl Shared {
 impl Freezer {
     /// Without a freeze.
     pub fn new(settings: Settings) -> Self {
-        Self(Arc::new(Shared { settings, ..Shared::default() }))
+        let clerk = settings.receipts.as_ref().map(|directory| Clerk::new(&settings.folder, directory));
+        Self(Arc::new(Shared { settings, clerk, ..Shared::default() }))
+    }
+
+    /// Who keeps the receipts of freezes.
+    pub fn clerk(&self) -> Option<&Clerk> {
+        self.0.clerk.as_ref()
     }
 
     /// File systems are frozen, or about to be: only what writes nothing may be done.
@@ -223,7 +250,7 @@ impl Freezer {
 
     /// How long it can take until nothing is frozen, whatever happens.
     pub fn longest(&self) -> Duration {
-        self.0.settings.deadline + self.0.settings.hook_deadline * 2
+        self.0.settings.deadline + self.0.settings.hooks_deadline * 2
     }
 }
 
@@ -236,6 +263,10 @@ pub fn begin(guest: &Guest) -> Result<(), Error> {
     let marker = Marker::new(&guest.freezer.0.settings.folder, &guest.root);
     // In this order: whoever thaws in place of an agent first writes down why, and then removes the marker.
     let left = adopt(guest)?;
+    if let Some(clerk) = guest.freezer.clerk().filter(|_| !left) {
+        // Those that an earlier run, or whoever thawed in its place, has left.
+        clerk.work();
+    }
     let Some(mut spoiled) = marker.spoiled().filter(|_| !left) else { return Ok(()) };
     tracing::warn!("{}; whoever asks for a thaw next is told", spoiled.reason);
     if !spoiled.told {
@@ -244,6 +275,8 @@ pub fn begin(guest: &Guest) -> Result<(), Error> {
             holder: spoiled.holder.clone(),
             end: spoiled.end,
             problem: spoiled.reason.clone(),
+            receipt: spoiled.receipt.clone(),
+            level: if spoiled.receipt.is_empty() { "" } else { Level::Crash.word() },
         });
         marker.spoil(&spoiled);
     }
@@ -265,24 +298,25 @@ fn adopt(guest: &Guest) -> Result<bool, Error> {
         Found::Freeze(_) | Found::Unknown => {}
     }
     let holder = found.holder().to_owned();
-    start(guest, &holder, true, move |cycle| cycle.resume(&found))?;
+    let caller = Caller { name: holder, over: String::new() };
+    start(guest, &caller, true, move |cycle| cycle.resume(&found))?;
     Ok(true)
 }
 
-/// Freezes the file systems at the mount points of `which`, or all. Says how many it froze. `holder` asks for it.
+/// Freezes the file systems at the mount points of `which`, or all. Says how many it froze. `caller` asks for it.
 ///
 /// # Errors
 /// If another freeze is not over, or one cannot be frozen; nothing is frozen then.
-pub async fn freeze(guest: &Guest, which: Option<Vec<String>>, holder: &str) -> Result<u64, Error> {
+pub async fn freeze(guest: &Guest, which: Option<Vec<String>>, caller: &Caller) -> Result<u64, Error> {
     let (answer, answered) = oneshot::channel();
-    start(guest, holder, false, move |cycle| cycle.run(which.as_deref(), answer))?;
+    start(guest, caller, false, move |cycle| cycle.run(which.as_deref(), answer))?;
     answered.await.unwrap_or(Err(Error::Cancelled))
 }
 
 /// Starts a keeper. `frozen` says that there is something frozen already.
 fn start(
     guest: &Guest,
-    holder: &str,
+    caller: &Caller,
     frozen: bool,
     work: impl FnOnce(Cycle) + Send + 'static,
 ) -> Result<(), Error> {
@@ -295,14 +329,14 @@ fn start(
     if state.stopping {
         return Err(Error::Stopping);
     }
-    let (cycle, keeper) = Cycle::new(guest, holder);
+    let (cycle, keeper) = Cycle::new(guest, caller);
     thread("freeze", move || work(cycle)).map_err(Error::Thread)?;
     if frozen {
         freezer.0.restricted.store(true, Ordering::SeqCst);
     }
     state.running = Some(Running {
         keeper,
-        holder: holder.to_owned(),
+        holder: caller.name.clone(),
         since: SystemTime::now(),
         stage: "beginning".to_owned(),
         file_systems: Vec::new(),
@@ -316,7 +350,15 @@ fn start(
 /// # Errors
 /// Once, if the freeze has ended by itself before; if a file system cannot be thawed, or a hook fails.
 pub async fn thaw(guest: &Guest, by: By) -> Result<u64, Error> {
-    if let Some(outcome) = ask_keeper(guest, by).await {
+    Ok(thaw_after(guest, by, None).await?.file_systems)
+}
+
+/// The same for somebody who says that a snapshot was taken while everything was frozen; tells of the receipt, too.
+///
+/// # Errors
+/// As [`thaw`].
+pub async fn thaw_after(guest: &Guest, by: By, cut: Option<Cut>) -> Result<Thawed, Error> {
+    if let Some(outcome) = ask_keeper(guest, by, cut.clone()).await {
         return outcome;
     }
     let spoiled = {
@@ -333,19 +375,19 @@ pub async fn thaw(guest: &Guest, by: By) -> Result<u64, Error> {
     // Of an agent that is gone by now, with hooks that are to be told.
     let left = guest.clone();
     if blocking::attempt(move || adopt(&left)).await.unwrap_or(Err(Error::Cancelled))?
-        && let Some(outcome) = ask_keeper(guest, by).await
+        && let Some(outcome) = ask_keeper(guest, by, cut).await
     {
         return outcome;
     }
-    sweep(guest).await
+    Ok(Thawed { file_systems: sweep(guest).await?, receipt: None })
 }
 
 /// What the keeper of the freeze that is not over says to a thaw; nothing if there is none.
-async fn ask_keeper(guest: &Guest, by: By) -> Option<Result<u64, Error>> {
+async fn ask_keeper(guest: &Guest, by: By, cut: Option<Cut>) -> Option<Result<Thawed, Error>> {
     let (answer, answered) = oneshot::channel();
     if let Some(running) = &guest.freezer.0.state().running {
         // The keeper looks into its inbox once more before it goes.
-        let _ = running.keeper.send(Message::Thaw(answer, by));
+        let _ = running.keeper.send(Message::Thaw(answer, by, cut));
     } else {
         return None;
     }

@@ -1,21 +1,26 @@
 //! What is done in place of an agent that is gone while file systems are frozen: by `guestlet thaw`, which the service
 //! manager runs when the agent has ended, and by the guardian, a process that the agent starts for each freeze.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
 use crate::guest::freeze::end::{End, Spoiled};
 use crate::guest::freeze::error::Error;
 use crate::guest::freeze::marker::{Found, Freeze, Marker};
+use crate::guest::freeze::receipts::{self, tray};
 use crate::guest::freeze::targets::{Target, Thaws, open, open_marked, selected};
+use crate::receipt::judge::judge;
+use crate::receipt::{Caller, Receipt};
 use crate::sys::error_chain;
 use crate::sys::process_group::Group;
 
 /// How long a thaw may take before the next one who can do something about it is left to try.
 const LONGEST: Duration = Duration::from_secs(30);
+/// How long a hook may take to be told of a thaw, even if others have taken all the time.
+const LEAST: Duration = Duration::from_secs(2);
 
 /// Whose marker counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,18 +77,37 @@ pub fn recover(
         }
     }
     done.problems.extend(thaws.left.iter().map(|device| format!("{} is still thawing", name(*device))));
-    for hook in hooks.iter().rev() {
-        done.problems.extend(tell_thaw(hook, hook_deadline).err());
-    }
+    let thawed = receipts::now();
+    // Nobody waits for this.
+    let all = hook_deadline * u32::try_from(hooks.len()).unwrap_or(u32::MAX);
+    done.problems.extend(tell_thaws(&hooks, hook_deadline, all, |_| {}));
     // Meanwhile the next run of the agent may have begun: what it says is frozen, and why not, is its own to tell.
     if marker.find() == found {
         let holder = found.holder().to_owned();
-        marker.spoil(&Spoiled { end, holder, reason: words(end).to_owned(), told: false });
+        let mut receipt = left_receipt(guest, &found);
+        receipt.times.thawed = Some(thawed);
+        end.word().clone_into(&mut receipt.end.how);
+        let words = [words(end).to_owned()].into_iter().chain(done.problems.iter().cloned());
+        receipt.end.problem = words.collect::<Vec<_>>().join("; ");
+        judge(&mut receipt);
+        if let Err(error) = tray::put(folder, &receipt) {
+            tracing::warn!("the receipt {} is lost: {}: {error}", receipt.id, folder.display());
+        }
+        let reason = self::words(end).to_owned();
+        marker.spoil(&Spoiled { end, holder, reason, told: false, receipt: receipt.id });
         if done.problems.is_empty() {
             marker.remove();
         }
     }
     Ok(Some(done))
+}
+
+/// The receipt of a freeze as its marker has it.
+fn left_receipt(guest: &Guest, found: &Found) -> Receipt {
+    if let Found::Freeze(Freeze { receipt: Some(receipt), .. }) = found {
+        return Receipt::clone(receipt);
+    }
+    receipts::begin(&guest.root, Caller { name: found.holder().to_owned(), over: String::new() })
 }
 
 /// Thaws what the marker of the agent with the number `process` says is frozen, and leaves all else as it is: the agent
@@ -138,11 +162,29 @@ pub fn marked(guest: &Guest, found: &Found) -> Result<(Vec<Arc<Target>>, Vec<Str
     }
 }
 
+/// Tells all hooks `thaw`, the last one first, each for so long at most, and all of them for so long together; one that has no time
+/// left is told all the same. Returns what went wrong. `begin` is called before each.
+pub fn tell_thaws(
+    hooks: &[PathBuf],
+    each: Duration,
+    all: Duration,
+    mut begin: impl FnMut(&Path),
+) -> Vec<String> {
+    let until = Instant::now() + all;
+    let mut problems = Vec::new();
+    for hook in hooks.iter().rev() {
+        begin(hook);
+        let left = until.saturating_duration_since(Instant::now());
+        problems.extend(tell_thaw(hook, each.min(left).max(LEAST)).err());
+    }
+    problems
+}
+
 /// Runs a hook with `thaw`.
 ///
 /// # Errors
 /// With what went wrong, in words.
-pub fn tell_thaw(hook: &Path, deadline: Duration) -> Result<(), String> {
+fn tell_thaw(hook: &Path, deadline: Duration) -> Result<(), String> {
     let (send, ended) = channel();
     let group = Group::start(hook, &["thaw"], move |end| drop(send.send(end)))
         .map_err(|error| format!("the hook {} cannot be used: {error}", hook.display()))?;

@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Api;
 use crate::host::handed_on::HandedOn;
-use crate::host::{console, exec, forward, machine};
+use crate::host::{console, exec, forward, machine, receipts};
 use crate::transport::Both;
 use crate::wire::proto::v1::accounts_server::{Accounts, AccountsServer};
 use crate::wire::proto::v1::console_server::{Console, ConsoleServer};
@@ -115,11 +115,6 @@ services! {
         list_interfaces(v1::ListInterfacesRequest) -> v1::ListInterfacesResponse;
         list_routes(v1::ListRoutesRequest) -> v1::ListRoutesResponse;
     }
-    Freeze {
-        freeze_file_systems(FreezeFileSystemsRequest) -> FreezeFileSystemsResponse;
-        thaw_file_systems(ThawFileSystemsRequest) -> ThawFileSystemsResponse;
-        get_freeze(GetFreezeRequest) -> FreezeState;
-    }
     FileSystems {
         list_file_systems(ListFileSystemsRequest) -> ListFileSystemsResponse;
         trim_file_systems(TrimFileSystemsRequest) -> TrimFileSystemsResponse;
@@ -132,6 +127,43 @@ services! {
     }
     Journal { read_journal(v1::ReadJournalRequest) -> v1::ReadJournalResponse; }
     Qga { execute_qga(ExecuteQgaRequest) -> ExecuteQgaResponse; }
+}
+
+#[tonic::async_trait]
+impl Freeze for Api {
+    async fn freeze_file_systems(
+        &self,
+        request: Request<FreezeFileSystemsRequest>,
+    ) -> Result<Response<FreezeFileSystemsResponse>, Status> {
+        self.hand_on(request).await
+    }
+
+    async fn thaw_file_systems(
+        &self,
+        request: Request<ThawFileSystemsRequest>,
+    ) -> Result<Response<ThawFileSystemsResponse>, Status> {
+        self.hand_on(request).await
+    }
+
+    async fn get_freeze(&self, request: Request<GetFreezeRequest>) -> Result<Response<FreezeState>, Status> {
+        self.hand_on(request).await
+    }
+
+    async fn list_receipts(
+        &self,
+        request: Request<v1::ListReceiptsRequest>,
+    ) -> Result<Response<v1::ListReceiptsResponse>, Status> {
+        self.hand_on(request).await
+    }
+
+    async fn get_receipt(
+        &self,
+        request: Request<v1::GetReceiptRequest>,
+    ) -> Result<Response<v1::GetReceiptResponse>, Status> {
+        let (name, id) = (request.get_ref().name.clone(), request.get_ref().id.clone());
+        let answer = self.hand_on(request).await?;
+        receipts::judged(&self.trust, &self.fleet, name, &id, answer.into_inner()).await.map(Response::new)
+    }
 }
 
 /// What comes from a program.

@@ -444,6 +444,7 @@ impl Fleet {
             && freeze.ended != before
         {
             metrics.freezes.ended(&freeze.end);
+            metrics.receipts.add(&freeze.level);
         }
         weight::slim(event);
         self.tell(name, Kind::GuestEvent(std::mem::take(event)));

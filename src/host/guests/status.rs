@@ -140,6 +140,8 @@ fn last_freeze(state: &GuestState) -> Option<Freeze> {
         end: short(&freeze.end),
         holder: short(&freeze.holder),
         problem: short(&freeze.problem),
+        receipt: short(&freeze.receipt),
+        level: short(&freeze.level),
     })
 }
 

@@ -8,6 +8,7 @@ use super::clean;
 use crate::access::verb::{self, Verb};
 use crate::host::asked::{Asked, Object};
 use crate::host::handed_on::{HandedOn, Turn};
+use crate::host::text;
 use crate::wire::proto::v1::{
     self, ExecuteQgaRequest, ExecuteQgaResponse, FreezeFileSystemsRequest, FreezeFileSystemsResponse,
     FreezeState, GetFreezeRequest, ListFileSystemsRequest, ListFileSystemsResponse, ListProgramsRequest,
@@ -79,8 +80,18 @@ handed_on!(
 handed_on!(
     ThawFileSystemsRequest, |_| &verb::THAW, "/guestlet.v1.Freeze/ThawFileSystems",
     |asked| asked.mount_points.join(" ");
-    ThawFileSystemsResponse, Ok;
+    ThawFileSystemsResponse, |answer| Ok(clean::thawed(answer));
     USUAL, |_| Turn::Urgent
+);
+handed_on!(
+    v1::ListReceiptsRequest, |_| &verb::RECEIPTS, "/guestlet.v1.Freeze/ListReceipts", |_| String::new();
+    v1::ListReceiptsResponse, |answer| Ok(clean::receipts(answer));
+    USUAL
+);
+handed_on!(
+    v1::GetReceiptRequest, |_| &verb::RECEIPT, "/guestlet.v1.Freeze/GetReceipt", |asked| text::clean(&asked.id);
+    v1::GetReceiptResponse, clean::receipt;
+    USUAL
 );
 handed_on!(
     GetFreezeRequest, |_| &verb::FREEZE_STATUS, "/guestlet.v1.Freeze/GetFreeze", |_| String::new();

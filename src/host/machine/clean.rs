@@ -69,6 +69,43 @@ pub fn freeze(mut state: FreezeState) -> FreezeState {
     state
 }
 
+/// What a thaw has come to.
+pub fn thawed(mut answer: v1::ThawFileSystemsResponse) -> v1::ThawFileSystemsResponse {
+    answer.receipt = text::clean(&answer.receipt);
+    answer.level = text::clean(&answer.level);
+    answer.reasons.truncate(MOST_LISTED);
+    for reason in &mut answer.reasons {
+        *reason = text::clean_words(reason);
+    }
+    answer
+}
+
+/// Receipts of freezes.
+pub fn receipts(mut answer: v1::ListReceiptsResponse) -> v1::ListReceiptsResponse {
+    answer.receipts.truncate(MOST_LISTED);
+    for one in &mut answer.receipts {
+        one.kept = one.kept.filter(text::can_be_written);
+        one.caller = text::clean_words(&one.caller);
+        for word in [&mut one.id, &mut one.level, &mut one.end, &mut one.verdict] {
+            *word = text::clean(word);
+        }
+    }
+    answer
+}
+
+/// One of them, to the letter: its signature is over these bytes. What it is worth is not the guest's to say.
+///
+/// # Errors
+/// If it is longer than a receipt can be.
+pub fn receipt(answer: v1::GetReceiptResponse) -> Result<v1::GetReceiptResponse, Status> {
+    if answer.envelope.len() > crate::receipt::MOST_BYTES {
+        return Err(Status::data_loss(
+            "the receipt is longer than one can be: somebody has changed it in the guest",
+        ));
+    }
+    Ok(v1::GetReceiptResponse { envelope: answer.envelope, ..v1::GetReceiptResponse::default() })
+}
+
 /// File systems on disks.
 pub fn file_systems(answer: ListFileSystemsResponse) -> ListFileSystemsResponse {
     let disk = |disk: DiskOfFileSystem| DiskOfFileSystem {

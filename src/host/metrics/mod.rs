@@ -69,6 +69,8 @@ pub struct Metrics {
     pub bytes_sent: AtomicU64,
     /// Freezes of guests that are over.
     pub freezes: Freezes,
+    /// What their receipts say.
+    pub receipts: Receipts,
     /// Requests of disks that failed on the host.
     pub io_errors: IoErrors,
     /// Load balancers of clusters.
@@ -98,6 +100,30 @@ impl Freezes {
     fn render(&self, text: &mut String, name: &str) {
         for (end, count) in ENDS.iter().zip(&self.0) {
             let _ = writeln!(text, "{name}{{end=\"{end}\"}} {}", count.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// What snapshots are worth by the receipts of guests, as these say it.
+const LEVELS: [&str; 3] = ["crash", "filesystem", "application"];
+
+/// Receipts of freezes, by their level; an agent that makes none is not counted.
+#[derive(Debug, Default)]
+pub struct Receipts([AtomicU64; LEVELS.len()]);
+
+impl Receipts {
+    /// There is one more.
+    pub fn add(&self, level: &str) {
+        if let Some(place) = LEVELS.iter().position(|known| *known == level) {
+            self.0[place].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn render(&self, text: &mut String) {
+        let name = "guestlet_host_receipts_total";
+        head(text, name, "counter", "Receipts of freezes of guests, by what a snapshot is worth.");
+        for (level, count) in LEVELS.iter().zip(&self.0) {
+            let _ = writeln!(text, "{name}{{level=\"{level}\"}} {}", count.load(Ordering::Relaxed));
         }
     }
 }
@@ -217,6 +243,7 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
         "Freezes of guests that are over, by what ended them; all but asked mean no consistent snapshot.";
     head(&mut text, name, "counter", help);
     metrics.freezes.render(&mut text, name);
+    metrics.receipts.render(&mut text);
     let name = "guestlet_host_connect_seconds";
     head(&mut text, name, "histogram", "From the dial to the open session.");
     metrics.connect.render(&mut text, name);
@@ -262,6 +289,9 @@ mod tests {
         for end in ["deadline", "asked", "deadline", "later"] {
             metrics.freezes.ended(end);
         }
+        for level in ["filesystem", "crash", "filesystem", "later", ""] {
+            metrics.receipts.add(level);
+        }
         let tally = Tally { vms: 4, connected: 2, refused: 1, no_vsock: 1, ..Tally::default() };
         let room = |class: &str, bytes| Room { class: class.into(), bytes };
         let rooms = [room("fast", Some((1 << 40, 7))), room("hung", None)];
@@ -276,6 +306,9 @@ mod tests {
             "guestlet_host_freezes_ended_total{end=\"deadline\"} 2",
             "guestlet_host_freezes_ended_total{end=\"crash\"} 0",
             "guestlet_host_freezes_ended_total{end=\"other\"} 1",
+            "guestlet_host_receipts_total{level=\"crash\"} 1",
+            "guestlet_host_receipts_total{level=\"filesystem\"} 2",
+            "guestlet_host_receipts_total{level=\"application\"} 0",
             "guestlet_host_connect_seconds_bucket{le=\"0.001\"} 1",
             "guestlet_host_connect_seconds_bucket{le=\"0.005\"} 2",
             "guestlet_host_connect_seconds_bucket{le=\"5\"} 2",

@@ -5,6 +5,7 @@ use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
+use crate::receipt::Caller;
 
 /// The rows of the command table.
 pub const COMMANDS: &[Command] = &[
@@ -77,7 +78,7 @@ pub fn status(call: &Call<'_>) -> Outcome {
 pub fn freeze<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;
-        Reply::value(&freeze::freeze(&call.context.guest, None, call.peer()).await?)
+        Reply::value(&freeze::freeze(&call.context.guest, None, &caller(call)).await?)
     })
 }
 
@@ -89,8 +90,13 @@ pub fn freeze_list<'a>(call: &'a Call<'a>) -> Pending<'a> {
         if let Some(which) = &which {
             call.concerns(which.join(" "));
         }
-        Reply::value(&freeze::freeze(&call.context.guest, which, call.peer()).await?)
+        Reply::value(&freeze::freeze(&call.context.guest, which, &caller(call)).await?)
     })
+}
+
+/// Who asks for a freeze.
+fn caller(call: &Call<'_>) -> Caller {
+    Caller::new(call.peer(), "qga")
 }
 
 /// guest-fsfreeze-thaw

@@ -323,6 +323,16 @@ impl Keyring {
         reset.await
     }
 
+    /// A signature by this guest's own key, with the key; none if it has none, or cannot use it. Blocks, and so does not belong on
+    /// a thread of the event loop.
+    pub fn sign(&self, message: &[u8]) -> Option<(PublicKey, Vec<u8>)> {
+        let mut good = Arc::clone(&self.0.good).blocking_lock_owned();
+        match self.read_now(&mut good) {
+            Standing::Keyed(keys) => Some((keys.key.public(), keys.key.sign(message)?)),
+            Standing::Plain | Standing::Unusable(_) => None,
+        }
+    }
+
     /// What people see. Blocks; changes nothing.
     pub fn list(&self) -> Listing {
         let gathered = gather(&self.0.sources, &mut Good::default());

@@ -3,6 +3,7 @@
 mod guestctl;
 mod lab;
 mod left;
+mod receipts;
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsRawFd as _;

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::guest::events::Event;
 use crate::guest::freeze::By;
+use crate::guest::freeze::Thawed;
 use crate::guest::freeze::cycle::{ANSWER, Cycle, Message, Next, Stop};
 use crate::guest::freeze::end::{End, Spoiled};
 use crate::guest::freeze::error::Error;
-use crate::guest::freeze::recover::tell_thaw;
+use crate::guest::freeze::receipts::{Told, now};
+use crate::guest::freeze::recover::tell_thaws;
 use crate::guest::freeze::targets::Thaws;
 use crate::sys::block_stack::Device;
 use crate::sys::logging;
@@ -23,6 +25,10 @@ impl Cycle {
         if self.deadline.is_some() {
             self.stage("thawing");
             thawed = self.thaw(all);
+            self.notes.receipt.times.thawed = Some(now());
+            if let Some(clerk) = &self.guest.freezer.0.clerk {
+                clerk.go_on();
+            }
             self.guest.freezer.0.restricted.store(false, Ordering::SeqCst);
             logging::resume();
             // What it would do from here on, if the agent is gone, is to tell the hooks.
@@ -38,15 +44,14 @@ impl Cycle {
                 work();
             }
         }
-        for hook in std::mem::take(&mut self.marked.hooks).iter().rev() {
+        let hooks = std::mem::take(&mut self.marked.hooks);
+        let each = self.settings.hook_deadline;
+        let problems = tell_thaws(&hooks, each, self.settings.hooks_deadline, |hook| {
             self.stage(&format!("hook {} thaw", hook.display()));
-            self.problems.extend(tell_thaw(hook, self.settings.hook_deadline).err());
-        }
+        });
+        self.problems.extend(problems);
         self.finish_claim();
-        self.marker.remove();
-        if let Some(guardian) = self.guardian.take() {
-            guardian.dismiss();
-        }
+        self.undone = true;
         thawed
     }
 
@@ -107,6 +112,7 @@ impl Cycle {
                 Ok(_) => drop(thawed.insert(*device)),
                 Err(error) => {
                     ours.remove(device);
+                    self.notes.lost.insert(*device, format!("it cannot be thawed: {error}"));
                     problems.push(format!("{} is not: {error}", self.name(*device)));
                 }
             }
@@ -114,6 +120,7 @@ impl Cycle {
         self.problems.extend(problems);
         if self.complete && self.sure {
             for device in ours.difference(&thawed) {
+                self.notes.lost.insert(*device, "somebody else had thawed it before".to_owned());
                 self.problems.push(format!(
                     "{} was not frozen any more, because somebody else had thawed it: the snapshot is not consistent",
                     self.name(*device)
@@ -132,20 +139,24 @@ impl Cycle {
     }
 
     /// Everybody else is told how it ended: not all who froze ask for a thaw.
-    fn tell_end(&self, spoiled: Option<&Spoiled>) {
+    fn tell_end(&self, spoiled: Option<&Spoiled>, receipt: Option<&Told>) {
         let reason = spoiled.map(|spoiled| spoiled.reason.clone());
         let problems: Vec<_> = reason.into_iter().chain(self.problems.iter().cloned()).collect();
         self.guest.events.tell(Event::Thawed {
             holder: self.marked.holder.clone(),
             end: spoiled.map_or(End::Asked, |spoiled| spoiled.end),
             problem: problems.join("; "),
+            receipt: receipt.map(|told| told.id.clone()).unwrap_or_default(),
+            level: receipt.map(|told| told.level).unwrap_or_default(),
         });
     }
 
     /// The end of the cycle: others may freeze again, and those who asked are answered.
     pub(super) fn leave(mut self, thawed: Option<u64>, by_itself: bool) {
         let holder = self.marked.holder.clone();
-        let spoil = |end, reason| Some(Spoiled { end, holder: holder.clone(), reason, told: true });
+        let spoil = |end, reason| {
+            Some(Spoiled { end, holder: holder.clone(), reason, told: true, receipt: String::new() })
+        };
         let spoiled = if by_itself {
             let seconds = self.settings.deadline.as_secs();
             spoil(End::Deadline, format!("the freeze ended by itself after {seconds} s"))
@@ -166,8 +177,16 @@ impl Cycle {
             (None, Some(count)) => tracing::info!("thawed {count} file systems"),
             (None, None) => {}
         }
+        let receipt = self.receipt(spoiled.as_ref());
+        if self.undone {
+            // In this order: the marker says the same as the receipt, for whoever thaws in place of this agent.
+            self.marker.remove();
+            if let Some(guardian) = self.guardian.take() {
+                guardian.dismiss();
+            }
+        }
         if self.complete {
-            self.tell_end(spoiled.as_ref());
+            self.tell_end(spoiled.as_ref(), receipt.as_ref());
         }
         if let Some(spoiled) = spoiled.as_ref().filter(|_| !by_itself || self.waiting.is_empty()) {
             self.marker.spoil(spoiled);
@@ -175,7 +194,7 @@ impl Cycle {
         let mut waiting = {
             let mut state = self.guest.freezer.0.state();
             while let Ok(message) = self.inbox.try_recv() {
-                if let Message::Thaw(answer, _) = message {
+                if let Message::Thaw(answer, ..) = message {
                     self.waiting.push(answer);
                 }
             }
@@ -193,12 +212,15 @@ impl Cycle {
             let outcome = match (spoiled.filter(|_| by_itself), thawed) {
                 (Some(spoiled), _) => Err(Error::Spoiled(spoiled.reason)),
                 (None, _) if !self.problems.is_empty() => Err(Error::AfterThaw(self.problems.join("; "))),
-                (None, count) => Ok(count.unwrap_or_default()),
+                (None, count) => Ok(Thawed { file_systems: count.unwrap_or_default(), receipt }),
             };
             let _ = first.send(outcome);
         }
         for answer in waiting {
-            let _ = answer.send(Ok(0));
+            let _ = answer.send(Ok(Thawed::default()));
+        }
+        if let Some(clerk) = &self.guest.freezer.0.clerk {
+            clerk.work();
         }
         // Last: whoever waits for the end of all freezes may end the agent.
         self.guest.freezer.0.over.send_modify(|over| *over += 1);

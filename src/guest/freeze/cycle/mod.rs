@@ -1,12 +1,14 @@
 //! The keeper: one freeze from its beginning to its end. See the state machine of [`crate::guest::freeze`].
 
 mod ending;
+mod hooks;
+mod notes;
 mod taking_over;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -17,28 +19,36 @@ use tokio::sync::oneshot;
 
 use crate::guest::Guest;
 use crate::guest::events::Event;
-use crate::guest::freeze::error::{Error, Failure, denial_hint, last_words};
+use crate::guest::freeze::error::{Error, denial_hint};
 use crate::guest::freeze::marker::{Freeze, Marker};
-use crate::guest::freeze::targets::{OPEN_BOOLEAN, Target, open, selected};
-use crate::guest::freeze::{By, Settings, hook};
-use crate::sys::process_group::{Ended, Group, Guardian, thread};
-use crate::sys::{logging, memory};
+use crate::guest::freeze::receipts::inventory::{self, Inventory};
+use crate::guest::freeze::receipts::now;
+use crate::guest::freeze::targets::{OPEN_BOOLEAN, Target, mounts, open, selected};
+use crate::guest::freeze::{By, Settings, Thawed, hook};
+use crate::receipt::{Caller, Cut};
+use crate::sys::process_group::{Ended, Guardian, thread};
+use crate::sys::{error_chain, logging, memory};
+use notes::Notes;
 
 /// How long those who asked wait for a thaw that hangs.
 const ANSWER: Duration = Duration::from_secs(20);
 /// How much later than the keeper the guardian thaws.
 const GUARDIAN: Duration = Duration::from_secs(10);
-/// The boolean by which the policy of `SELinux` lets qemu-ga run hooks that do more than it may itself.
-const HOOK_BOOLEAN: &str = "virt_qemu_ga_run_unconfined";
 
+/// For a receipt that is being written to a disk, how long the freeze waits.
+const WRITING: Duration = Duration::from_secs(2);
+
+/// For whoever asks for a freeze: how many file systems were frozen.
 pub(super) type Answer = oneshot::Sender<Result<u64, Error>>;
+/// For whoever asks for a thaw.
+pub(super) type Waiting = oneshot::Sender<Result<Thawed, Error>>;
 
 /// What the keeper is told.
 pub(super) enum Message {
     /// Somebody asks for a thaw.
-    Thaw(Answer, By),
+    Thaw(Waiting, By, Option<Cut>),
     HookEnded(Ended),
-    Opened(Result<Vec<Arc<Target>>, Error>),
+    Opened(Result<(Vec<Arc<Target>>, Inventory), Error>),
     /// `FIFREEZE` of the target with this place has come back.
     Froze(usize, io::Result<()>),
     /// The thread that freezes does no more.
@@ -67,9 +77,11 @@ pub(super) struct Cycle {
     inbox: Receiver<Message>,
     outbox: Sender<Message>,
     /// Those who asked for a thaw.
-    waiting: Vec<Answer>,
+    waiting: Vec<Waiting>,
     by: By,
     hooks: Vec<PathBuf>,
+    /// When all of them have to have ended.
+    hooks_until: Instant,
     targets: Vec<Arc<Target>>,
     /// The places of those that this freeze has frozen.
     frozen: BTreeSet<usize>,
@@ -89,6 +101,10 @@ pub(super) struct Cycle {
     claimed: Option<Receiver<()>>,
     /// What is wrong after the thaw.
     problems: Vec<String>,
+    /// For the receipt.
+    notes: Notes,
+    /// The marker is this freeze's own, and goes with it.
+    undone: bool,
 }
 
 /// A keeper that panics leaves nobody who thaws: then the process ends at once, and others do.
@@ -103,13 +119,14 @@ impl Drop for EndOnPanic {
 }
 
 impl Cycle {
-    pub(super) fn new(guest: &Guest, holder: &str) -> (Self, Sender<Message>) {
+    pub(super) fn new(guest: &Guest, caller: &Caller) -> (Self, Sender<Message>) {
         let settings = guest.freezer.0.settings.clone();
         let marker = Marker::new(&settings.folder, &guest.root);
         let (outbox, inbox) = channel();
         let cycle = Self {
             guest: guest.clone(),
-            marked: marker.begin(holder),
+            marked: marker.begin(&caller.name),
+            hooks_until: Instant::now() + settings.hooks_deadline,
             settings,
             marker,
             inbox,
@@ -128,6 +145,8 @@ impl Cycle {
             guardian: None,
             claimed: None,
             problems: Vec::new(),
+            notes: Notes::new(&guest.root, caller.clone()),
+            undone: false,
         };
         (cycle, outbox)
     }
@@ -162,6 +181,7 @@ impl Cycle {
                 if !self.marked.hooks.is_empty() || self.deadline.is_some() {
                     tracing::warn!("not frozen: {failure}");
                 }
+                self.notes.failure = Some(error_chain::words(&failure));
                 self.leave(asked.then_some(thawed), false);
                 let _ = answer.send(Err(failure));
             }
@@ -181,6 +201,7 @@ impl Cycle {
         self.tell_hooks()?;
         self.open(which)?;
         self.marked.file_systems = self.targets.iter().map(|target| target.marked()).collect();
+        self.marked.receipt = Some(Box::new(self.notes.receipt.clone()));
         self.guard();
         self.mark()?;
         self.freeze_all()
@@ -189,55 +210,6 @@ impl Cycle {
     fn mark(&self) -> Result<(), Stop> {
         let failed = |source| Stop::Failed(Error::Marker { path: self.marker.path(), source });
         self.marker.write(&self.marked).map_err(failed)
-    }
-
-    fn tell_hooks(&mut self) -> Result<(), Stop> {
-        for hook in self.hooks.clone() {
-            self.stage(&format!("hook {}", hook.display()));
-            self.marked.hooks.push(hook.clone());
-            // In this order: no marker is without a guardian.
-            self.guard();
-            self.mark()?;
-            self.tell_hook(&hook)?;
-        }
-        Ok(())
-    }
-
-    fn tell_hook(&mut self, hook: &Path) -> Result<(), Stop> {
-        let outbox = self.outbox.clone();
-        let failed = |failure| Stop::Failed(Error::Hook { hook: hook.to_owned(), failure });
-        let group = Group::start(hook, &["freeze"], move |end| drop(outbox.send(Message::HookEnded(end))));
-        let group = group.map_err(|error| {
-            // It was told nothing.
-            self.marked.hooks.pop();
-            let hint = denial_hint(&self.guest.root, &error, HOOK_BOOLEAN);
-            failed(Failure::Denied(error, hint))
-        })?;
-        let until = Instant::now() + self.settings.hook_deadline;
-        match self.next(Some(until)) {
-            Next::Message(Message::HookEnded(Ended { status, tail })) => match status {
-                Ok(status) if status.success() => Ok(()),
-                Ok(status) => Err(failed(Failure::Failed(status, last_words(&tail)))),
-                Err(error) => Err(failed(Failure::Unusable(error))),
-            },
-            Next::Message(_) => Ok(()),
-            Next::Stop(stop) => {
-                group.kill();
-                // Its last words, unless even that hangs.
-                let tail = match self.inbox.recv_timeout(Duration::from_secs(1)) {
-                    Ok(Message::HookEnded(end)) => last_words(&end.tail),
-                    Ok(Message::Thaw(answer, by)) => {
-                        self.note(answer, by);
-                        String::new()
-                    }
-                    _ => String::new(),
-                };
-                match stop {
-                    Stop::Deadline => Err(failed(Failure::TimedOut(self.settings.hook_deadline, tail))),
-                    stop => Err(stop),
-                }
-            }
-        }
     }
 
     /// Opens what is to be frozen, on a thread: the way there may lead over a disk or a server that does not answer.
@@ -249,7 +221,12 @@ impl Cycle {
             // The thaw must not wait for the disk that the program is on.
             memory::bring_code();
             let opened = selected(&guest.root, which.as_deref())
-                .and_then(|plan| open(&guest.root, &*guest.effects, &plan));
+                .and_then(|plan| open(&guest.root, &*guest.effects, &plan))
+                .and_then(|targets| {
+                    let (mounts, disks) = (mounts(&guest.root)?, guest.disks.all());
+                    let inventory = inventory::of(&guest.root, &mounts, &disks, &targets, which.is_some());
+                    Ok((targets, inventory))
+                });
             let _ = outbox.send(Message::Opened(opened));
         })
         .map_err(|error| Stop::Failed(Error::Thread(error)))?;
@@ -257,7 +234,9 @@ impl Cycle {
         loop {
             match self.next(Some(until)) {
                 Next::Message(Message::Opened(opened)) => {
-                    self.targets = opened.map_err(Stop::Failed)?;
+                    let (targets, inventory) = opened.map_err(Stop::Failed)?;
+                    self.targets = targets;
+                    self.notes.opened(inventory);
                     return Ok(());
                 }
                 // A hook that was killed and comes late.
@@ -291,6 +270,9 @@ impl Cycle {
     }
 
     fn freeze_all(&mut self) -> Result<(), Stop> {
+        if let Some(clerk) = &self.guest.freezer.0.clerk {
+            clerk.be_quiet(WRITING);
+        }
         self.deadline = Some(Instant::now() + self.settings.deadline);
         self.guest.freezer.0.restricted.store(true, Ordering::SeqCst);
         if let Some(guardian) = &mut self.guardian {
@@ -347,7 +329,12 @@ impl Cycle {
                 }
                 None
             }
-            Err(error) if is_ignored(&error) => None,
+            Err(error) if is_ignored(&error) => {
+                if let Some(target) = self.targets.get(place) {
+                    self.notes.passed_over.insert(target.device, why_passed_over(&error));
+                }
+                None
+            }
             Err(source) => {
                 let path =
                     self.targets.get(place).map(|target| target.mount_point.clone()).unwrap_or_default();
@@ -372,6 +359,7 @@ impl Cycle {
     /// Everything is frozen.
     fn settle(&mut self) {
         self.complete = true;
+        self.notes.receipt.times.frozen = Some(now());
         self.stage("frozen");
         let names: Vec<_> = self.targets_frozen().map(|target| target.mount_point.clone()).collect();
         if let Some(running) = &mut self.guest.freezer.0.state().running {
@@ -402,15 +390,10 @@ impl Cycle {
         self.frozen.iter().filter_map(|place| self.targets.get(*place))
     }
 
-    fn note(&mut self, answer: Answer, by: By) {
-        self.waiting.push(answer);
-        self.by = by;
-    }
-
     fn take_requests(&mut self) {
         while let Ok(message) = self.inbox.try_recv() {
             match message {
-                Message::Thaw(answer, by) => self.note(answer, by),
+                Message::Thaw(answer, by, cut) => self.note(answer, by, cut),
                 Message::AllTried => self.freezing = false,
                 _ => {}
             }
@@ -424,8 +407,8 @@ impl Cycle {
             None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match received {
-            Ok(Message::Thaw(answer, by)) => {
-                self.note(answer, by);
+            Ok(Message::Thaw(answer, by, cut)) => {
+                self.note(answer, by, cut);
                 Next::Stop(Stop::Asked)
             }
             Ok(message) => Next::Message(message),
@@ -439,6 +422,14 @@ impl Cycle {
             stage.clone_into(&mut running.stage);
             running.until = self.deadline;
         }
+    }
+}
+
+/// Why a file system was left as it is, and whether somebody else holds it.
+fn why_passed_over(error: &io::Error) -> (&'static str, bool) {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EBUSY) => ("somebody else had frozen it: whether it stayed so is not known", true),
+        _ => ("its file system cannot be frozen", false),
     }
 }
 

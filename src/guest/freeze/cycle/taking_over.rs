@@ -8,6 +8,7 @@ use crate::guest::freeze::cycle::{ANSWER, Answer, Cycle, EndOnPanic};
 use crate::guest::freeze::error::Error;
 use crate::guest::freeze::marker::Found;
 use crate::guest::freeze::recover::marked;
+use crate::receipt::Receipt;
 use crate::sys::logging;
 use crate::sys::process_group::thread;
 
@@ -44,10 +45,21 @@ impl Cycle {
         self.anew = true;
         found.holder().clone_into(&mut self.marked.holder);
         self.sure = *found != Found::Unknown;
+        if let Some(clerk) = &self.guest.freezer.0.clerk {
+            clerk.be_quiet(Duration::ZERO);
+        }
+        found.holder().clone_into(&mut self.notes.receipt.caller.name);
         if let Found::Freeze(freeze) = found {
+            if let Some(receipt) = &freeze.receipt {
+                self.notes.receipt = Receipt::clone(receipt);
+            }
+            if freeze.file_systems.is_empty() {
+                self.notes.failure = Some("the agent ended before anything was frozen".to_owned());
+            }
             self.hooks.clone_from(&freeze.hooks);
             self.marked.hooks.clone_from(&freeze.hooks);
             self.marked.file_systems.clone_from(&freeze.file_systems);
+            self.marked.receipt.clone_from(&freeze.receipt);
         }
         match marked(&self.guest, found) {
             Ok((targets, problems)) => {

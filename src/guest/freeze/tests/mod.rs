@@ -18,6 +18,7 @@ use crate::guest::Guest;
 use crate::guest::events::{Event, News};
 use crate::guest::freeze::end::End;
 use crate::guest::freeze::marker::{Found, Marker};
+use crate::receipt::Caller;
 use crate::sys::effects::Effects;
 use crate::sys::error_chain;
 use crate::sys::mountinfo::Mount;
@@ -159,7 +160,7 @@ impl Lab {
     }
 
     async fn freeze(&self) -> Result<u64, Error> {
-        freeze(&self.guest, None, "the test").await
+        freeze(&self.guest, None, &Caller::new("the test", "qga")).await
     }
 
     async fn thaw(&self) -> Result<u64, Error> {
@@ -216,12 +217,12 @@ async fn frozen_in_order_and_thawed_in_reverse() {
 async fn some_by_their_mount_points() {
     let lab = Lab::new(&[]);
     let list = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect::<Vec<_>>());
-    assert_eq!(freeze(&lab.guest, list(&["/b/", "/a", "/proc"]), "x").await.unwrap(), 2);
+    assert_eq!(freeze(&lab.guest, list(&["/b/", "/a", "/proc"]), &Caller::new("x", "qga")).await.unwrap(), 2);
     assert_eq!(lab.machine.frozen(), ["/b", "/a"]);
     assert_eq!(lab.thaw().await.unwrap(), 2);
-    let unknown = freeze(&lab.guest, list(&["/a", "/nowhere"]), "x").await.unwrap_err();
+    let unknown = freeze(&lab.guest, list(&["/a", "/nowhere"]), &Caller::new("x", "qga")).await.unwrap_err();
     assert_eq!(words(&unknown), "\"mountpoints\": \"/nowhere\" is no mount point");
-    assert_eq!(freeze(&lab.guest, list(&[]), "x").await.unwrap(), 0);
+    assert_eq!(freeze(&lab.guest, list(&[]), &Caller::new("x", "qga")).await.unwrap(), 0);
     lab.is_clean();
 }
 
@@ -258,7 +259,7 @@ async fn the_deadline_thaws_and_the_thaw_that_comes_late_is_told_once() {
     assert!(matches!(watcher.next().await,
         News::Event(told) if matches!(told.event, Event::Frozen { file_systems: 3, .. })));
     assert!(matches!(watcher.next().await,
-        News::Event(told) if matches!(&told.event, Event::Thawed { holder, end: End::Deadline, problem }
+        News::Event(told) if matches!(&told.event, Event::Thawed { holder, end: End::Deadline, problem, .. }
             if holder == "the test" && problem == "the freeze ended by itself after 0 s")));
     lab.guest.freezer.0.over.subscribe().wait_for(|over| *over > 0).await.unwrap();
     assert_eq!(lab.machine.frozen(), [""; 0]);
@@ -377,7 +378,7 @@ async fn a_freeze_that_is_refused_hides_no_earlier_one_that_was_spoiled() {
     let lab = Lab::with(&[], |settings, _| settings.deadline = Duration::from_millis(50));
     lab.freeze().await.unwrap();
     lab.guest.freezer.0.over.subscribe().wait_for(|over| *over > 0).await.unwrap();
-    freeze(&lab.guest, Some(vec!["/nowhere".to_owned()]), "the test").await.unwrap_err();
+    freeze(&lab.guest, Some(vec!["/nowhere".to_owned()]), &Caller::new("the test", "qga")).await.unwrap_err();
     let late = words(&lab.thaw().await.unwrap_err());
     assert!(late.contains("ended by itself"), "{late}");
     lab.is_clean();

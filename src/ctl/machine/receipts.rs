@@ -1,0 +1,127 @@
+//! `guestctl receipts`: what snapshots of a guest are worth that were taken while its file systems were frozen.
+
+use serde::Serialize;
+
+use super::{SOON, answer};
+use crate::ctl::Error;
+use crate::ctl::client::Daemon;
+use crate::ctl::json::rfc3339;
+use crate::ctl::print::Printer;
+use crate::receipt::envelope::{Check, open};
+use crate::receipt::{Receipt, show};
+use crate::text;
+use crate::wire::proto::v1::{GetReceiptRequest, GetReceiptResponse, ListReceiptsRequest};
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    /// List the newest ones, at most so many.
+    List {
+        /// How many.
+        last: u32,
+    },
+    /// Show the one with this id.
+    Show(String),
+    /// Say whether it is as the guest has signed it.
+    Verify(String),
+}
+
+/// What programs read of an entry of the list.
+#[derive(Debug, Serialize)]
+struct Listed {
+    id: String,
+    kept: Option<String>,
+    level: String,
+    end: String,
+    caller: String,
+    verdict: String,
+}
+
+/// What programs read of one.
+#[derive(Debug, Serialize)]
+struct Shown<'a> {
+    receipt: &'a Receipt,
+    verdict: &'a str,
+    detail: &'a str,
+}
+
+/// What programs read of a check.
+#[derive(Debug, Serialize)]
+struct Verified<'a> {
+    id: &'a str,
+    level: &'a str,
+    verdict: &'a str,
+    good: bool,
+    detail: &'a str,
+}
+
+/// Does it.
+///
+/// # Errors
+/// If the guest cannot be asked, has no such receipt, or its signature is not good.
+pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String, wish: Wish) -> Result<(), Error> {
+    match wish {
+        Wish::List { last } => list(daemon, printer, name, last).await,
+        Wish::Show(id) => show(printer, &get(daemon, name, id).await?),
+        Wish::Verify(id) => verify(printer, &get(daemon, name, id).await?),
+    }
+}
+
+async fn list(daemon: &Daemon, printer: &mut Printer, name: String, last: u32) -> Result<(), Error> {
+    let request = ListReceiptsRequest { name: name.clone(), last };
+    let found = answer(daemon.freeze().list_receipts(request), &name, SOON).await?;
+    if found.older > 0 {
+        printer.note(&format!("{} older receipts are not shown; use --last", found.older));
+    }
+    let listed = found.receipts.into_iter().map(|one| Listed {
+        id: one.id,
+        kept: one.kept.map(rfc3339),
+        level: one.level,
+        end: one.end,
+        caller: one.caller,
+        verdict: one.verdict,
+    });
+    let listed: Vec<_> = listed.collect();
+    let table = || {
+        let mut rows = vec![["ID", "KEPT", "LEVEL", "ENDED", "SIGNATURE", "FOR"].map(str::to_owned)];
+        rows.extend(listed.iter().map(|one| {
+            let kept = one.kept.clone().unwrap_or_default();
+            [&one.id, &kept, &one.level, &one.end, &one.verdict, &one.caller].map(|cell| text::or_dash(cell))
+        }));
+        text::table(&rows)
+    };
+    Ok(printer.value(&listed, table)?)
+}
+
+/// A receipt, with what guestlet-host says of it.
+struct Got {
+    receipt: Option<Receipt>,
+    answer: GetReceiptResponse,
+}
+
+async fn get(daemon: &Daemon, name: String, id: String) -> Result<Got, Error> {
+    let request = GetReceiptRequest { name: name.clone(), id };
+    let answer = answer(daemon.freeze().get_receipt(request), &name, SOON).await?;
+    // guestlet-host has looked at the signature.
+    let receipt = open(&answer.envelope, None, |_, _, _| Check::Bad).receipt;
+    Ok(Got { receipt, answer })
+}
+
+fn show(printer: &mut Printer, got: &Got) -> Result<(), Error> {
+    let GetReceiptResponse { verdict, detail, .. } = &got.answer;
+    let Some(receipt) = &got.receipt else { return Err(Error::Unmet(format!("the receipt is {detail}"))) };
+    Ok(printer.value(&Shown { receipt, verdict, detail }, || show::words(receipt, detail))?)
+}
+
+fn verify(printer: &mut Printer, got: &Got) -> Result<(), Error> {
+    let GetReceiptResponse { verdict, detail, .. } = &got.answer;
+    let good = verdict == "signed";
+    let (id, level) = got.receipt.as_ref().map_or(("", ""), |receipt| (&*receipt.id, receipt.level.word()));
+    let words = || if id.is_empty() { format!("{detail}\n") } else { format!("{id}: {level}\n{detail}\n") };
+    printer.value(&Verified { id, level, verdict, good, detail }, words)?;
+    if good {
+        Ok(())
+    } else {
+        Err(Error::Unmet("nothing proves that the guest has made this receipt as it is".to_owned()))
+    }
+}
