@@ -5,7 +5,7 @@ use std::path::Path;
 
 use protox::prost::Message as _;
 
-const FILES: [&str; 19] = [
+const FILES: [&str; 20] = [
     "csi/v1/csi.proto",
     "guestlet/v1/accounts.proto",
     "guestlet/v1/admin.proto",
@@ -14,6 +14,7 @@ const FILES: [&str; 19] = [
     "guestlet/v1/controller.proto",
     "guestlet/v1/exec.proto",
     "guestlet/v1/file_systems.proto",
+    "guestlet/v1/files.proto",
     "guestlet/v1/forward.proto",
     "guestlet/v1/freeze.proto",
     "guestlet/v1/guest.proto",
@@ -42,6 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .boxed(".guestlet.v1.VirtualMachine.state")
         // Goes through the host half without being copied out of what was received.
         .bytes(".guestlet.v1.ForwardData.data")
+        // What is copied stays where it was received.
+        .bytes(".guestlet.v1.FileData.data")
         // Has one in src/wire/proto.rs that does not show the password.
         .skip_debug([".guestlet.v1.SetPasswordRequest"])
         .compile_fds(descriptors)?;

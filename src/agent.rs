@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cloud;
 use crate::config::agent::AgentSettings;
+use crate::copies::records::Records;
 use crate::guest::events::{Event, TICK};
 use crate::guest::{Guest, exec, freeze, identity, monitor, probes};
 use crate::labels;
@@ -106,11 +107,14 @@ pub async fn run(
         serve_cloud(settings.cloud_socket, holder.clone(), &mut supervisor);
         let people = people(&guest, &folder)?;
         let plain = !settings.rules.plain.is_empty();
+        let records = copies(&settings.trust.state_folder, &mut supervisor);
         let keyring = keys::keyring(settings.trust, plain, &guest);
         receipts::sign_with(&guest.freezer, &keyring);
         let gate = Gate::new(settings.rules, audit.clone(), keyring.is_keyed(), guest.freezer.clone());
         let (audit, context) = (audit.clone(), Arc::clone(&context));
-        api = Some(Api { control, keyring, people, channels, folder, holder, teller, gate, audit, context });
+        let copies = (records, audit, context);
+        let told = (people, channels, folder);
+        api = Some(Api::new((control, keyring), told, (holder, teller), gate, copies));
     }
     let ticker = Ticker::new(TICK)?;
     exec::Programs::end_left_over(&guest.root);
@@ -170,6 +174,17 @@ fn freezer(settings: &AgentSettings) -> freeze::Freezer {
     })
 }
 
+/// What is known of copies that were interrupted; after a day that is removed with what they have left.
+fn copies(state: &Path, supervisor: &mut Supervisor) -> Records {
+    let records = Records::at(state.join("copies"));
+    let (cared_for, shutdown) = (records.clone(), supervisor.shutdown());
+    supervisor.spawn("copies", async move {
+        let _ = shutdown.run_until_cancelled(cared_for.care()).await;
+        Ok(())
+    });
+    records
+}
+
 /// Starts serving the cloud controller manager of the guest's cluster, over the callback of `holder`.
 fn serve_cloud(socket: Option<PathBuf>, holder: Holder, supervisor: &mut Supervisor) {
     let Some(socket) = socket else { return };
@@ -197,7 +212,7 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
 }
 
 /// Capabilities that the guestlet API tells of this agent.
-const CAPABILITIES: [&str; 10] = [
+const CAPABILITIES: [&str; 11] = [
     "events",
     "qga",
     "disks",
@@ -207,6 +222,7 @@ const CAPABILITIES: [&str; 10] = [
     "machine",
     "exec",
     "login",
+    "files",
     "forward",
 ];
 
@@ -221,11 +237,23 @@ struct Api {
     teller: csi::Teller,
     gate: Gate,
     audit: Audit,
+    /// Copies that were interrupted.
+    records: Records,
     /// For the commands of QGA that a host half asks for.
     context: Arc<qga::Context>,
 }
 
 impl Api {
+    fn new(
+        (control, keyring): (Listener, Keyring),
+        (people, channels, folder): (Listener, local::Channels, PathBuf),
+        (holder, teller): (Holder, csi::Teller),
+        gate: Gate,
+        (records, audit, context): (Records, Audit, Arc<qga::Context>),
+    ) -> Self {
+        Self { control, keyring, people, channels, folder, holder, teller, gate, audit, records, context }
+    }
+
     fn start(self, guest: &Guest, supervisor: &mut Supervisor) {
         let shutdown = supervisor.shutdown();
         let (folder, holder) = (self.folder, self.holder);
@@ -239,9 +267,17 @@ impl Api {
         let keys = keys::of_the_api(&self.keyring, guest);
         let api =
             guest::Service::new(guest.clone(), capabilities, holder.clone(), surroundings, keys.clone());
-        let people = local::Service::new(guest.clone(), api.clone(), holder.clone(), self.channels, keys);
+        let people = local::Service::new(
+            guest.clone(),
+            api.clone(),
+            holder.clone(),
+            self.channels,
+            keys,
+            self.records.clone(),
+        );
         let checks = check_health(guest, holder, supervisor);
-        let services = services::all(guest, self.context, checks, api, &self.gate, shutdown.clone());
+        let services =
+            services::all(guest, self.context, checks, api, &self.gate, self.records, shutdown.clone());
 
         keys::follow(&self.keyring, supervisor);
         let door = Door {

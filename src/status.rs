@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tonic::Code;
 
+use crate::text;
 use crate::transport::http2::{self, ORIGIN};
 use crate::wire::proto::v1::local_client::LocalClient;
 use crate::wire::proto::v1::{FreezeStatus, GetStatusRequest, ResetKeysRequest, Status, ThawRequest};
@@ -151,6 +152,10 @@ pub fn table(status: &Status) -> String {
         let connections = if count == 1 { "connection" } else { "connections" };
         lines.push(("forwarding", format!("{count} {connections} of {}", forwarded.caller)));
     }
+    for file in &status.partial_files {
+        let words = format!("{}: {} so far", file.path.escape_debug(), text::size(file.size));
+        lines.push(("partial file", words));
+    }
     let position = status.position.clone().unwrap_or_default();
     lines.push(("events", position.sequence.to_string()));
     let state = status.state.clone().unwrap_or_default();
@@ -230,6 +235,12 @@ pub fn json(status: &Status) -> Value {
         "forwarding": status.forwarded.iter().map(|forwarded| json!({
             "caller": forwarded.caller,
             "connections": forwarded.connections,
+        })).collect::<Vec<_>>(),
+        "partial_files": status.partial_files.iter().map(|file| json!({
+            "id": file.id,
+            "path": file.path,
+            "size": file.size,
+            "since": time(file.since),
         })).collect::<Vec<_>>(),
         "freeze": status.freeze.as_ref().map(|freeze| json!({
             "stage": freeze.stage,

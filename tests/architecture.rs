@@ -36,6 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "cloud",
             "config",
+            "copies",
             "csi",
             "guest",
             "labels",
@@ -58,7 +59,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["access", "addresses", "config", "host", "kubernetes", "supervise", "sys", "transport", "trust"],
     ),
     // (Its own terminal, while a program in a guest has it.)
-    ("ctl", &["labels", "receipt", "sys", "text", "transport", "wire"]),
+    ("ctl", &["copies", "labels", "receipt", "sys", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
     ("doctor", &["config", "policy", "privileges", "status", "sys", "text", "wire"]),
@@ -67,7 +68,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("thaw", &["guest", "status", "sys"]),
     // Protocols: parse, check policy, call a verb, answer.
     ("qga", &["guest", "pace", "policy", "receipt", "sys", "wire"]),
-    ("rpc", &["guest", "policy", "receipt", "sys", "transport", "trust", "wire"]),
+    ("rpc", &["copies", "guest", "policy", "receipt", "sys", "transport", "trust", "wire"]),
+    // Reads and writes what is copied, as the messages about it ask: the same at both ends.
+    ("copies", &["sys", "wire"]),
     // Who may do what, and what was done; the protocols ask it.
     ("policy", &["pace", "sys", "text", "trust"]),
     // kubelet's sockets come and go with its folder, so that it owns them and what is served on them.

@@ -28,6 +28,8 @@ pub enum Role {
     Qga,
     /// Read the logs of guests.
     Logs,
+    /// Copy files from and to guests.
+    Copy,
     /// Run programs in guests: as far as the guest lets them, whoever may do that is root there.
     Exec,
     /// Reach what listens in guests, as far as they let it be reached.
@@ -50,6 +52,7 @@ impl Role {
         Self::Accounts,
         Self::Qga,
         Self::Logs,
+        Self::Copy,
         Self::Exec,
         Self::Forward,
         Self::Console,
@@ -69,6 +72,7 @@ impl Role {
             Self::Accounts => "accounts",
             Self::Qga => "qga",
             Self::Logs => "logs",
+            Self::Copy => "copy",
             Self::Exec => "exec",
             Self::Forward => "forward",
             Self::Console => "console",
@@ -233,6 +237,11 @@ pub static FORWARD: Verb = changes("Forward", "forward", Role::Forward);
 /// The serial console of a VM.
 pub static CONSOLE: Verb = changes("OpenConsole", "console", Role::Console);
 
+/// Copy files from a guest.
+pub static CP_FROM: Verb = changes("ReadFiles", "cp from", Role::Copy);
+/// Copy files to one.
+pub static CP_TO: Verb = changes("WriteFiles", "cp to", Role::Copy);
+
 /// All of them.
 pub static VERBS: &[&Verb] = &[
     &LS,
@@ -296,6 +305,8 @@ pub static VERBS: &[&Verb] = &[
     &KILL,
     &FORWARD,
     &CONSOLE,
+    &CP_FROM,
+    &CP_TO,
 ];
 
 #[cfg(test)]
@@ -310,6 +321,7 @@ mod tests {
             include_str!("../../proto/guestlet/v1/admin.proto"),
             include_str!("../../proto/guestlet/v1/exec.proto"),
             include_str!("../../proto/guestlet/v1/forward.proto"),
+            include_str!("../../proto/guestlet/v1/files.proto"),
             include_str!("../../proto/guestlet/v1/qga.proto"),
             include_str!("../../proto/guestlet/v1/freeze.proto"),
             include_str!("../../proto/guestlet/v1/file_systems.proto"),

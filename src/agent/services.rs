@@ -5,18 +5,20 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::copies::records::Records;
 use crate::guest::Guest;
 use crate::qga;
 use crate::rpc::guard::Gate;
 use crate::rpc::qga::Engine;
 use crate::rpc::{
-    self, accounts, exec, file_systems, forward, freeze, guest, health_checks, journal, machine, network,
-    power,
+    self, accounts, exec, file_systems, files, forward, freeze, guest, health_checks, journal, machine,
+    network, power,
 };
 use crate::transport::Both;
 use crate::wire::proto::v1::accounts_server::AccountsServer;
 use crate::wire::proto::v1::exec_server::ExecServer;
 use crate::wire::proto::v1::file_systems_server::FileSystemsServer;
+use crate::wire::proto::v1::files_server::FilesServer;
 use crate::wire::proto::v1::forward_server::ForwardServer;
 use crate::wire::proto::v1::freeze_server::FreezeServer;
 use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
@@ -29,7 +31,10 @@ use crate::wire::proto::v1::qga_server::QgaServer;
 /// All services.
 pub type Services = Both<
     ExecServer<exec::Service>,
-    Both<ForwardServer<forward::Service>, Both<JournalServer<journal::Service>, Machine>>,
+    Both<
+        FilesServer<files::Service>,
+        Both<ForwardServer<forward::Service>, Both<JournalServer<journal::Service>, Machine>>,
+    >,
 >;
 
 /// Those whose verbs QGA clients have as well, and what a session is kept with.
@@ -48,14 +53,15 @@ type Reading = Both<
 type Before =
     Both<PowerServer<power::Service>, Both<HealthChecksServer<health_checks::Service>, guest::Served>>;
 
-/// The services over this guest. Commands of QGA are carried out by the engine that its clients have; programs and forwarded connections are
-/// held to the rules of `gate`, and have clients until `stopping`.
+/// The services over this guest. Commands of QGA are carried out by the engine that its clients have; programs, copies and forwarded
+/// connections are held to the rules of `gate`, and have clients until `stopping`; `records` has copies that were interrupted.
 pub fn all(
     guest: &Guest,
     context: Arc<qga::Context>,
     checks: health_checks::Service,
     api: guest::Service,
     gate: &Gate,
+    records: Records,
     stopping: CancellationToken,
 ) -> Services {
     let before = Both(checks.into_server(), api.into_server());
@@ -67,9 +73,10 @@ pub fn all(
     let freeze = Both(freeze::Service::new(guest.clone()).into_server(), file_systems);
     let qga = Both(rpc::qga::Service::new(engine(context)).into_server(), freeze);
     let forward = forward::Service::new(guest.clone(), gate.clone(), stopping.clone()).into_server();
+    let files = files::Service::new(guest.clone(), gate.clone(), records, stopping.clone()).into_server();
     let journal = Both(journal::Service::default().into_server(), qga);
     let exec = exec::Service::new(guest.clone(), gate.clone(), stopping).into_server();
-    Both(exec, Both(forward, journal))
+    Both(exec, Both(files, Both(forward, journal)))
 }
 
 fn engine(context: Arc<qga::Context>) -> Engine {

@@ -9,11 +9,13 @@ use tokio::net::UnixStream;
 
 use super::Error;
 use crate::transport::{Stream, http2};
+use crate::wire::files::MAX_MESSAGE;
 use crate::wire::proto::v1::accounts_client::AccountsClient;
 use crate::wire::proto::v1::admin_client::AdminClient;
 use crate::wire::proto::v1::console_client::ConsoleClient;
 use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::file_systems_client::FileSystemsClient;
+use crate::wire::proto::v1::files_client::FilesClient;
 use crate::wire::proto::v1::forward_client::ForwardClient;
 use crate::wire::proto::v1::freeze_client::FreezeClient;
 use crate::wire::proto::v1::journal_client::JournalClient;
@@ -74,6 +76,11 @@ impl Daemon {
     /// For programs.
     pub fn exec(&self) -> ExecClient<http2::Client> {
         ExecClient::with_origin(self.0.clone(), origin()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    /// For files that are copied.
+    pub fn files(&self) -> FilesClient<http2::Client> {
+        FilesClient::with_origin(self.0.clone(), origin()).max_decoding_message_size(MAX_MESSAGE)
     }
 
     /// For connections with what listens in guests.

@@ -14,6 +14,7 @@ pub mod audit;
 pub mod client;
 pub mod cluster;
 pub mod console;
+pub mod cp;
 pub mod disk;
 pub mod disks;
 pub mod doctor;
@@ -101,6 +102,8 @@ pub enum Verb {
         /// What to do.
         action: exec::Action,
     },
+    /// Copy files from and to VMs.
+    Copy(cp::Job),
     /// Reach what listens in a VM.
     Forward {
         /// The VM's name.
@@ -268,6 +271,7 @@ pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> 
     match verb {
         Verb::Doctor => doctor::run(socket, &mut printer).await,
         Verb::Proxy => proxy::run(socket).await,
+        Verb::Copy(job) => cp::run(&|_| Door::Socket(socket.clone()), &mut printer, &job).await,
         verb => at(&Door::Socket(socket), &mut printer, verb).await,
     }
 }
@@ -311,8 +315,11 @@ async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Er
         Verb::Trust(action) => trust::run(client, printer, action).await,
         Verb::Audit(query) => audit::run(client, printer, query).await,
         Verb::Machine { name, action } => machine::run(daemon, printer, name, action).await,
-        Verb::Doctor | Verb::Proxy | Verb::Program { .. } | Verb::Forward { .. } | Verb::Console { .. } => {
-            Ok(())
-        }
+        Verb::Doctor
+        | Verb::Proxy
+        | Verb::Program { .. }
+        | Verb::Copy(_)
+        | Verb::Forward { .. }
+        | Verb::Console { .. } => Ok(()),
     }
 }

@@ -10,41 +10,30 @@
 
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
 use super::asked::{Asked, Object};
 use super::audit::Entry;
+use super::beside::{self, BEGIN, Line, origin};
 use super::caller::Behalf;
-use super::contact::{Proved, Reached, Speech};
-use super::conversation::Loss;
 use super::fleet::Handle;
 use super::machine::{self, Desks};
-use super::place::Told;
-use super::talk::check_dmi;
 use super::text;
 use crate::access::verb::{self, Verb};
-use crate::transport::http2;
-use crate::wire::exec::{EXIT_CODE, SAID_BY_GUEST};
 use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::from_program::Message as FromIt;
-use crate::wire::proto::v1::guest_client::GuestClient;
 use crate::wire::proto::v1::program_ended::How;
 use crate::wire::proto::v1::to_program::Message;
-use crate::wire::proto::v1::{FromProgram, GetInfoRequest, ToProgram};
+use crate::wire::proto::v1::{FromProgram, ToProgram};
 
 /// Bytes of one message of a client, and of an agent.
 pub const MAX_REQUEST: usize = 512 << 10;
 const MAX_ANSWER: usize = 128 << 10;
 /// What an agent can that opens sessions by PAM.
 const LOGIN: &str = "login";
-/// How long the first message of a client may take, and an agent that is asked who it is.
+/// How long the first message of a client may take.
 const SOON: Duration = Duration::from_secs(10);
-/// How long an agent may take to begin: a disk may be slow.
-const BEGIN: Duration = Duration::from_secs(60);
-/// How long what was received before a connection's end may take to be read.
-pub(super) const LEFTOVERS: Duration = Duration::from_secs(1);
 
 /// What a client says first.
 pub struct Opening(ToProgram);
@@ -121,97 +110,33 @@ pub async fn run(
     messages: Streaming<ToProgram>,
 ) -> Result<Relay, Status> {
     let name = first.take_name();
-    let place = machine::place_for_stream(desks, fleet, &name, behalf.caller()).await?;
+    let place =
+        machine::place_for_stream(desks, fleet, &name, behalf.caller(), machine::Beside::Programs).await?;
     if first.is_login() && !machine::is_able(fleet, &name, LOGIN).await? {
         return Err(machine::too_old(&name));
     }
-    let mut line = dial(fleet, &name).await?;
-    let answers = line.open(behalf, first.0, messages).await?;
+    let mut line = beside::dial(fleet, &name).await?;
+    let answers = open(&mut line, behalf, first.0, messages).await?;
     Ok(Relay { line, answers, entry: None, _place: place, is_over: false })
 }
 
-/// A connection with an agent, beside its session.
-pub(super) struct Line {
-    /// For calls.
-    pub(super) client: http2::Client,
-    /// What they go over.
-    pub(super) connection: http2::Connection,
-    /// Changes no more when the VM is not known any more.
-    pub(super) known: watch::Receiver<Told>,
-}
-
-/// Dials the agent of a guest that has a session, and makes sure that it is the same guest.
-pub(super) async fn dial(fleet: &Handle, name: &str) -> Result<Line, Status> {
-    let contact = fleet.contact(name.to_owned()).await?;
-    let contact =
-        contact.ok_or_else(|| Status::failed_precondition("there is no session with this guest now"))?;
-    let (expected, known) = (contact.vm.ids.dmi.clone(), contact.topology.clone());
-    let contact = contact.for_streams();
-    let cut = |words: String| Status::unavailable(format!("the guest cannot be reached: {words}"));
-    let reached = contact.reach(&mut Speech::default()).await;
-    let Reached { stream, guest, .. } = reached.map_err(|end| cut(text::chain(&end)))?;
-    if matches!(guest, Proved::First { .. }) {
-        return Err(cut("its key is not known yet".to_owned()));
-    }
-    let connected = http2::connect(stream).await;
-    let (client, connection) = connected.map_err(|error| cut(text::chain(&Loss::Broken(error))))?;
-    let mut line = Line { client, connection, known };
-    if guest == Proved::Nothing
-        && let Some(expected) = expected
-    {
-        let mut guest = GuestClient::with_origin(line.client.clone(), origin());
-        let info = line.drive(SOON, guest.get_info(GetInfoRequest {})).await?;
-        check_dmi(&info.into_inner().dmi_uuid, &expected).map_err(|refusal| cut(text::chain(&refusal)))?;
-    }
-    Ok(line)
-}
-
-/// Completes when the VM is not known any more.
-pub(super) async fn gone(known: &mut watch::Receiver<Told>) {
-    while known.changed().await.is_ok() {}
-}
-
-pub(super) fn origin() -> http::Uri {
-    http::Uri::from_static(http2::ORIGIN)
-}
-
-impl Line {
-    /// The answer to a call, within a time.
-    pub(super) async fn drive<T>(
-        &mut self,
-        within: Duration,
-        call: impl Future<Output = Result<T, Status>>,
-    ) -> Result<T, Status> {
-        let answer = async {
-            tokio::select! {
-                biased;
-                answer = call => answer.map_err(|status| said(&status)),
-                _ = self.connection.ended() => Err(Status::unavailable("the guest closed the connection")),
-            }
-        };
-        let late =
-            || Status::deadline_exceeded(format!("the guest does not answer within {} s", within.as_secs()));
-        tokio::time::timeout(within, answer).await.unwrap_or_else(|_| Err(late()))
-    }
-
-    /// Opens the stream to a program.
-    async fn open(
-        &mut self,
-        behalf: &Behalf,
-        first: ToProgram,
-        messages: Streaming<ToProgram>,
-    ) -> Result<Streaming<FromProgram>, Status> {
-        let rest = futures_util::stream::unfold(messages, |mut messages| async {
-            // A client that is gone, or breaks the rules, sends nothing more.
-            let message = messages.message().await.ok().flatten()?;
-            Some((message, messages))
-        });
-        let all = futures_util::StreamExt::chain(tokio_stream::once(first), rest);
-        let mut exec =
-            ExecClient::with_origin(self.client.clone(), origin()).max_decoding_message_size(MAX_ANSWER);
-        let answers = self.drive(BEGIN, exec.run_program(behalf.state(all))).await?;
-        Ok(answers.into_inner())
-    }
+/// Opens the stream to a program.
+async fn open(
+    line: &mut Line,
+    behalf: &Behalf,
+    first: ToProgram,
+    messages: Streaming<ToProgram>,
+) -> Result<Streaming<FromProgram>, Status> {
+    let rest = futures_util::stream::unfold(messages, |mut messages| async {
+        // A client that is gone, or breaks the rules, sends nothing more.
+        let message = messages.message().await.ok().flatten()?;
+        Some((message, messages))
+    });
+    let all = futures_util::StreamExt::chain(tokio_stream::once(first), rest);
+    let mut exec =
+        ExecClient::with_origin(line.client.clone(), origin()).max_decoding_message_size(MAX_ANSWER);
+    let answers = line.drive(BEGIN, exec.run_program(behalf.state(all))).await?;
+    Ok(answers.into_inner())
 }
 
 /// Hands on what an agent answers.
@@ -246,16 +171,7 @@ impl Relay {
     }
 
     async fn next(&mut self) -> Result<Option<FromProgram>, Status> {
-        let answer = tokio::select! {
-            biased;
-            _ = self.line.connection.ended() => {
-                let left = tokio::time::timeout(LEFTOVERS, self.answers.message()).await;
-                left.unwrap_or_else(|_| Err(Status::unavailable("the guest closed the connection")))
-            }
-            () = gone(&mut self.line.known) => return Err(Status::unavailable("the VM is not known any more")),
-            answer = self.answers.message() => answer,
-        };
-        let mut answer = answer.map_err(|status| said(&status))?;
+        let mut answer = self.line.next(&mut self.answers).await?;
         if let Some(FromIt::Ended(ended)) = answer.as_mut().and_then(|answer| answer.message.as_mut())
             && let Some(How::Unknown(why)) = &mut ended.how
         {
@@ -263,22 +179,6 @@ impl Relay {
         }
         Ok(answer)
     }
-}
-
-/// What an agent said, cleaned; of one that has gone, that nothing was said.
-pub(super) fn said(status: &Status) -> Status {
-    if std::error::Error::source(status).is_some() && status.code() != Code::OutOfRange {
-        return Status::unavailable("the connection with the guest broke");
-    }
-    let mut cleaned = Status::new(status.code(), text::clean_words(status.message()));
-    let metadata = cleaned.metadata_mut();
-    metadata.insert(SAID_BY_GUEST, tonic::metadata::MetadataValue::from_static("1"));
-    for code in ["126", "127"] {
-        if status.metadata().get(EXIT_CODE).is_some_and(|said| said == code) {
-            metadata.insert(EXIT_CODE, tonic::metadata::MetadataValue::from_static(code));
-        }
-    }
-    cleaned
 }
 
 #[cfg(test)]
@@ -299,15 +199,5 @@ mod tests {
             AttachProgram { name: "web-1".into(), id: "12345678".into(), ..AttachProgram::default() };
         let opening = Opening(ToProgram { message: Some(Message::Attach(attach)) });
         assert_eq!((opening.verb().words, opening.subject()), ("attach", "12345678".to_owned()));
-    }
-
-    #[test]
-    fn what_a_guest_says_is_cleaned() {
-        let mut status = Status::not_found("\u{1b}[2J");
-        status.metadata_mut().insert(EXIT_CODE, "127".parse().unwrap());
-        let status = said(&status);
-        assert_eq!((status.code(), status.message()), (Code::NotFound, "\u{fffd}[2J"));
-        assert_eq!(status.metadata().get(EXIT_CODE).unwrap(), "127");
-        assert!(status.metadata().get(SAID_BY_GUEST).is_some());
     }
 }

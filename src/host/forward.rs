@@ -1,5 +1,5 @@
 //! Connections with what listens in guests, for people: what `guestlet.v1.Forward` of the admin API hands on, over a connection with the
-//! agent that is dialled for each call, as [`exec`](super::exec) does.
+//! agent that is dialled for each call, beside its session.
 //!
 //! Messages go through one by one, and nothing is kept: what is under way is bounded by the windows of both connections, and what each
 //! forwarded connection may have under way by the credit that its ends give each other.
@@ -10,10 +10,10 @@ use tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::asked::{Asked, Object};
+use super::beside::{self, BEGIN, Line, origin};
 use super::caller::Behalf;
-use super::exec::{LEFTOVERS, Line, dial, gone, origin, said};
 use super::fleet::Handle;
-use super::machine::{self, Desks};
+use super::machine::{self, Beside, Desks};
 use super::text;
 use crate::access::verb::{self, Verb};
 use crate::wire::proto::v1::forward_client::ForwardClient;
@@ -23,12 +23,8 @@ use crate::wire::proto::v1::{FromTarget, OpenForward, ToTarget};
 
 /// Bytes of one message of a client, and of an agent.
 pub const MAX_MESSAGE: usize = 64 << 10;
-/// What an agent says that it can.
-const CAPABILITY: &str = "forward";
 /// How long the first message of a client may take.
 const SOON: Duration = Duration::from_secs(10);
-/// How long an agent may take to begin.
-const BEGIN: Duration = Duration::from_secs(20);
 
 impl Asked for OpenForward {
     fn verb(&self) -> &'static Verb {
@@ -64,11 +60,9 @@ pub async fn run(
     open: OpenForward,
     messages: Streaming<ToTarget>,
 ) -> Result<Relay, Status> {
-    let place = machine::place_for_stream(desks, fleet, &open.name, behalf.caller()).await?;
-    if !machine::is_able(fleet, &open.name, CAPABILITY).await? {
-        return Err(machine::too_old(&open.name));
-    }
-    let mut line = dial(fleet, &open.name).await?;
+    let place =
+        machine::place_for_stream(desks, fleet, &open.name, behalf.caller(), Beside::Forwards).await?;
+    let mut line = beside::dial(fleet, &open.name).await?;
     let first = ToTarget { message: Some(Message::Open(OpenForward::default())) };
     let rest = futures_util::stream::unfold(messages, |mut messages| async {
         // A client that is gone, or breaks the rules, sends nothing more.
@@ -104,16 +98,7 @@ impl Relay {
     }
 
     async fn next(&mut self) -> Result<Option<FromTarget>, Status> {
-        let answer = tokio::select! {
-            biased;
-            _ = self.line.connection.ended() => {
-                let left = tokio::time::timeout(LEFTOVERS, self.answers.message()).await;
-                left.unwrap_or_else(|_| Err(Status::unavailable("the guest closed the connection")))
-            }
-            () = gone(&mut self.line.known) => return Err(Status::unavailable("the VM is not known any more")),
-            answer = self.answers.message() => answer,
-        };
-        let mut answer = answer.map_err(|status| said(&status))?;
+        let mut answer = self.line.next(&mut self.answers).await?;
         match answer.as_mut().and_then(|answer| answer.message.as_mut()) {
             Some(FromIt::Refused(refused)) => refused.reason = text::clean_words(&refused.reason),
             Some(FromIt::Reset(reset)) => reset.reason = text::clean_words(&reset.reason),

@@ -20,6 +20,7 @@ const POWER: &str = "/guestlet.v1.Power/";
 const QGA: &str = "/guestlet.v1.Qga/";
 const EXEC: &str = "/guestlet.v1.Exec/";
 const FORWARD: &str = "/guestlet.v1.Forward/";
+const COPIES: &str = "/guestlet.v1.Files/";
 
 /// A method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +115,12 @@ pub static VERBS: &[Verb] = &[
     does(NETWORK, "ListRoutes", Role::Status, false, &["guest-network-get-route"]),
     does(ACCOUNTS, "ListUsers", Role::Status, false, &["guest-get-users"]),
     verb("Ping", Role::Status, false),
+    // Each file is decided on by itself; what is frozen can be read.
+    Verb {
+        names_asker: true,
+        while_frozen: true,
+        ..does(COPIES, "ReadFiles", Role::FilesRead, true, &["guest-file-open"])
+    },
     // A record of it would be an entry that whoever reads the journal asks for at once.
     Verb { service: JOURNAL, name: "ReadJournal", role: Role::Logs, ..USUAL },
     verb("ReleaseDisk", Role::Disks, true),
@@ -151,6 +158,7 @@ pub static VERBS: &[Verb] = &[
     },
     does(FILE_SYSTEMS, "TrimFileSystems", Role::Disks, true, &["guest-fstrim"]),
     verb("WatchEvents", Role::Status, false),
+    Verb { names_asker: true, ..does(COPIES, "WriteFiles", Role::FilesWrite, true, &["guest-file-open"]) },
 ];
 
 /// Commands of QGA that have no method of their own: `guestctl qga` reaches them.
@@ -158,7 +166,6 @@ pub static ONLY_BY_QGA: &[&str] = &[
     "guest-exec-status",
     "guest-file-close",
     "guest-file-flush",
-    "guest-file-open",
     "guest-file-read",
     "guest-file-seek",
     "guest-file-write",
@@ -196,6 +203,7 @@ mod tests {
         ("accounts.proto", ACCOUNTS),
         ("exec.proto", EXEC),
         ("forward.proto", FORWARD),
+        ("files.proto", COPIES),
         ("journal.proto", JOURNAL),
     ];
 

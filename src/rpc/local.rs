@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
+use crate::copies::records::{Left, Records};
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::uses;
 use crate::guest::topology::{Standing, drop_ins};
@@ -24,6 +25,8 @@ use crate::wire::proto::v1::local_server::{self, LocalServer};
 /// Disks that a rule does not mean, with the reason: the first so many.
 const MOST_OTHERS: usize = 64;
 
+/// How long it may take to look at what copies have left: a disk may hang.
+const PARTIAL_FILES: Duration = Duration::from_secs(2);
 /// Milliseconds for which a topology is waited for.
 const MAX_WAIT: u32 = 600_000;
 
@@ -79,13 +82,22 @@ pub struct Service {
     holder: Holder,
     channels: Channels,
     keys: Keys,
+    /// What copies have left.
+    records: Records,
     started: SystemTime,
 }
 
 impl Service {
     /// A service of an agent that has started now.
-    pub fn new(guest: Guest, api: guest::Service, holder: Holder, channels: Channels, keys: Keys) -> Self {
-        Self { guest, api, holder, channels, keys, started: SystemTime::now() }
+    pub fn new(
+        guest: Guest,
+        api: guest::Service,
+        holder: Holder,
+        channels: Channels,
+        keys: Keys,
+        records: Records,
+    ) -> Self {
+        Self { guest, api, holder, channels, keys, records, started: SystemTime::now() }
     }
 
     /// The service as HTTP/2 serves it.
@@ -94,11 +106,18 @@ impl Service {
     }
 }
 
+fn partial_file(left: Left) -> v1::PartialFile {
+    let path = left.path.to_string_lossy().into_owned();
+    v1::PartialFile { path, size: left.size, since: Some(left.since.into()), id: left.id }
+}
+
 #[tonic::async_trait]
 impl local_server::Local for Service {
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::Status>, Status> {
         let held = self.holder.held();
         let (position, state) = self.guest.events.state();
+        let records = self.records.clone();
+        let left = timeout(PARTIAL_FILES, blocking::run(move || records.list())).await;
         Ok(Response::new(v1::Status {
             guest: Some(self.api.info().await?),
             started: Some(self.started.into()),
@@ -112,6 +131,7 @@ impl local_server::Local for Service {
             freeze: Some(freeze_status(self.guest.freezer.status())),
             programs: self.guest.programs.list(None).into_iter().map(exec::program).collect(),
             forwarded: self.guest.forwards.standing().into_iter().map(forwarded).collect(),
+            partial_files: left.unwrap_or_default().into_iter().map(partial_file).collect(),
         }))
     }
 

@@ -1,7 +1,7 @@
 //! The guestlet API in the guest, one file per service that it serves or calls.
 //!
 //! [`guest`] and [`health_checks`] serve the host half, and so do [`freeze`], [`file_systems`], [`power`], [`machine`], [`network`],
-//! [`accounts`] and [`qga`], whose verbs QGA clients have as well, [`exec`] and [`forward`]; [`callback`] and [`health_reports`] call it,
+//! [`accounts`] and [`qga`], whose verbs QGA clients have as well, [`exec`], [`files`] and [`forward`]; [`callback`] and [`health_reports`] call it,
 //! [`local`] serves people in the guest. [`holder`] knows which host half holds the guest, [`guard`] who may call what.
 
 pub mod accounts;
@@ -9,6 +9,7 @@ pub mod callback;
 mod convert;
 pub mod exec;
 pub mod file_systems;
+pub mod files;
 pub mod forward;
 pub mod freeze;
 pub mod guard;

@@ -8,6 +8,8 @@ pub mod accounts;
 pub mod activation;
 #[cfg(feature = "host")]
 pub mod allocation;
+#[cfg(any(feature = "agent", feature = "ctl"))]
+pub mod beneath;
 #[cfg(feature = "agent")]
 pub mod block;
 #[cfg(feature = "agent")]
@@ -42,7 +44,7 @@ pub mod diskstats;
 #[cfg(feature = "agent")]
 pub mod effects;
 pub mod error_chain;
-#[cfg(feature = "agent")]
+#[cfg(any(feature = "agent", feature = "ctl"))]
 pub mod extended_attributes;
 #[cfg(feature = "agent")]
 pub mod file_news;

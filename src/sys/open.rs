@@ -129,7 +129,10 @@ fn itself(descriptor: &OwnedFd) -> PathBuf {
 }
 
 /// Where what a descriptor is open for is, without links.
-fn place(descriptor: &OwnedFd) -> io::Result<Place> {
+///
+/// # Errors
+/// If the kernel does not say it.
+pub fn place(descriptor: &OwnedFd) -> io::Result<Place> {
     let path = std::fs::read_link(itself(descriptor))?;
     // What cannot be told is not here.
     let is_here = path.is_absolute() && is_at(descriptor, &path).unwrap_or(false);

@@ -3,6 +3,8 @@
 pub mod codec;
 #[cfg(any(feature = "agent", feature = "ctl", feature = "host"))]
 pub mod exec;
+#[cfg(any(feature = "agent", feature = "ctl", feature = "host"))]
+pub mod files;
 #[cfg(any(feature = "kubevirt", feature = "ctl"))]
 pub mod guest_object;
 #[cfg(feature = "host")]

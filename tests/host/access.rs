@@ -203,6 +203,8 @@ const DENIED: &[(&str, &[&str])] = &[
     ("console", &["console", "db-1"]),
     ("ps", &["ps", "db-1"]),
     ("kill", &["kill", "db-1", "0123abcd"]),
+    ("cp from", &["cp", "db-1:/a", "/nowhere/b"]),
+    ("cp to", &["cp", "/etc/hostname", "db-1:/a"]),
     ("time", &["time", "db-1"]),
     ("time --set", &["time", "db-1", "--set", "hardware"]),
     ("cpus", &["cpus", "db-1"]),

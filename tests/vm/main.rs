@@ -110,6 +110,7 @@ mod channel;
 mod churn;
 mod cluster_node;
 mod console;
+mod cp;
 mod csi;
 mod disk_calls;
 mod disk_faults;

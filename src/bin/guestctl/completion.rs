@@ -1,17 +1,19 @@
 //! What shells ask when Tab is typed: `guestctl __complete -- WORDS`, the last of which is not finished. Each line of the answer is a
 //! candidate for it and, after a tab, what that is. Where nobody can be asked there are no candidates, and no complaints.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Arg, Command, CommandFactory as _, FromArgMatches as _};
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate, complete};
+use clap_complete::engine::{
+    ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _, complete,
+};
 use guestlet::ctl::cluster::Access;
-use guestlet::ctl::{Where, names};
+use guestlet::ctl::{Where, cp, names};
 
 use crate::Arguments;
 
@@ -53,11 +55,51 @@ fn print(found: &[CompletionCandidate]) -> io::Result<()> {
 /// The command, whose arguments that name VMs know which there are.
 fn with_names(command: Command, words: &[OsString]) -> Command {
     let words = words.to_vec();
+    let all = words.clone();
     let vms = ArgValueCandidates::new(move || {
         let found = vms(place(&words)).unwrap_or_default();
         found.into_iter().map(CompletionCandidate::new).collect()
     });
-    with(command, &vms)
+    let command = with(command, &vms);
+    command.mut_subcommand("cp", |cp| {
+        cp.mut_args(|arg| {
+            if arg.get_id() != "files" {
+                return arg;
+            }
+            let words = all.clone();
+            arg.add(ArgValueCompleter::new(move |current: &OsStr| files(&words, current)))
+        })
+    })
+}
+
+/// What can be copied: files here, VMs, and files in their guests.
+fn files(words: &[OsString], current: &OsStr) -> Vec<CompletionCandidate> {
+    let typed = current.as_bytes();
+    match cp::Place::parse(current.to_owned()) {
+        // What is typed of the path may be nothing.
+        Ok(cp::Place::Guest { vm, path }) => entries(place(words), &vm, &path),
+        Err(_) if typed.ends_with(b":") => {
+            let vm = String::from_utf8_lossy(&typed[..typed.len() - 1]).into_owned();
+            entries(place(words), &vm, b"/")
+        }
+        _ => {
+            let mut found = PathCompleter::any().complete(current);
+            if !typed.contains(&b'/') {
+                let vms = vms(place(words)).unwrap_or_default().into_iter();
+                let fits = vms.filter(|vm| vm.as_bytes().starts_with(typed));
+                found.extend(fits.map(|vm| CompletionCandidate::new(format!("{vm}:"))));
+            }
+            found
+        }
+    }
+}
+
+/// What is in a guest under names that begin so.
+fn entries(place: Where, vm: &str, path: &[u8]) -> Vec<CompletionCandidate> {
+    let found = wait(async { tokio::time::timeout(PATIENCE, cp::entries(place, vm, path)).await.ok()? });
+    let found = found.flatten().unwrap_or_default().into_iter();
+    let word = |path: Vec<u8>| OsString::from_vec([vm.as_bytes(), b":", &path].concat());
+    found.map(|path| CompletionCandidate::new(word(path))).collect()
 }
 
 fn with(command: Command, vms: &ArgValueCandidates) -> Command {
@@ -83,12 +125,15 @@ fn place(words: &[OsString]) -> Where {
 }
 
 fn vms(place: Where) -> Option<Vec<String>> {
+    wait(async { tokio::time::timeout(PATIENCE, names::vms(place)).await.ok()?.ok() }).flatten()
+}
+
+fn wait<T>(work: impl Future<Output = T>) -> Option<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    let found =
-        runtime.block_on(async { tokio::time::timeout(PATIENCE, names::vms(place)).await.ok()?.ok() });
+    let found = runtime.block_on(work);
     // A thread that looks up a name is not waited for.
     runtime.shutdown_background();
-    found
+    Some(found)
 }
 
 #[cfg(test)]

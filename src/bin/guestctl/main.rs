@@ -1,6 +1,7 @@
 //! `guestctl`: what people on a host ask `guestlet-host`. The verbs with verbs of their own have a file each.
 
 mod completion;
+mod cp;
 mod disk;
 mod exec;
 mod forward;
@@ -24,6 +25,7 @@ use guestlet::ctl::{
     self, Verb, Where, kinds::NAMES, load_balancers::Action, print::Format, watch::Filter, words::parse_span,
 };
 
+use cp::Cp;
 use disk::Disk;
 use exec::Exec;
 use forward::Forward;
@@ -36,7 +38,7 @@ use volumes::Volumes;
 #[command(name = "guestctl", version = guestlet::VERSION)]
 #[command(
     after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 3 guestlet-host is not running, 4 no such VM, \
-                  5 doctor found something wrong; exec, attach and console have their own"
+                  5 doctor found something wrong; cp, exec, attach and console have their own"
 )]
 struct Arguments {
     /// Where guestlet-host listens
@@ -129,6 +131,17 @@ enum Command {
     Machine(Machine),
     #[command(flatten)]
     Exec(Exec),
+    /// Copy files from a guest, to a guest, or from guest to guest
+    ///
+    /// What is copied goes to a file beside, which takes its name when it is complete, as its SHA-256 says, and on the disk. If the
+    /// connection breaks, guestctl connects again and goes on where it was; and so does the same command after it was interrupted. No
+    /// symbolic link is followed below what was named. The exit code is 1 if something could not be copied, and 255 if the connection
+    /// was lost for good. The guest's settings say who may read and write which files: docs/cp.md.
+    #[command(
+        after_help = "Examples:\n  guestctl cp nginx.conf web-1:/etc/nginx/\n  guestctl cp -r web-1:/var/log/nginx logs\n  \
+                            guestctl cp -rp web-1:/srv/data web-2:/srv/\n  guestctl cp web-1:/etc/hosts - | less"
+    )]
+    Cp(Cp),
     Forward(Forward),
     /// Sit at the serial console of a VM; Ctrl-] ends that
     ///
@@ -274,6 +287,7 @@ fn main() -> ExitCode {
         Command::Audit { since, vm, guest_file } => Verb::Audit(Query { since, vm, guest_file }),
         Command::Machine(machine) => machine.into(),
         Command::Exec(exec) => exec.into(),
+        Command::Cp(cp) => cp.into(),
         Command::Forward(forward) => forward.into(),
         Command::Console { name, force } => Verb::Console { name, force },
         Command::Disk(disk) => disk.into(),
@@ -359,6 +373,7 @@ mod tests {
             ("3", "guestlet-host is not running."),
             ("4", "No such VM."),
             ("5", "The doctor found something wrong."),
+            ("255", "Of cp: the connection was lost, and did not come back."),
             (
                 "other",
                 "Of exec and attach that of the program, 128 and the number of the signal that killed it; 125 if guestctl, the host \

@@ -37,7 +37,7 @@ use target::{Target, complete, target};
 use super::client::Daemon;
 use super::door::Door;
 use super::print::{Format, Printer};
-use super::{Verb, at, ls};
+use super::{Verb, at, cp, ls};
 use crate::wire::proto::v1::VirtualMachine;
 
 /// The namespace of a name that was typed without, where nothing else says it.
@@ -56,6 +56,9 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
         return Err(super::console::of_a_cluster(name));
     }
     let scope = namespace.filter(|_| !access.all_namespaces);
+    if let Verb::Copy(job) = &verb {
+        return copy(&access, server, &mut printer, job).await;
+    }
     if let Some(node) = &access.node {
         let place = pods::of_node(&server, node, "").await?;
         return there(server, place, &mut printer, verb).await;
@@ -82,6 +85,21 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
         }
         Target::Nodes => everywhere(&server, &mut printer, verb, scope.as_deref()).await,
     }
+}
+
+/// Copies files, from and to the guests where they are by then, or all on one node.
+async fn copy(
+    access: &Access,
+    server: ApiServer,
+    printer: &mut Printer,
+    job: &cp::Job,
+) -> Result<(), super::Error> {
+    let Some(node) = &access.node else {
+        let doors = |name: &str| Door::Pod(Way::to_guest(server.clone(), name.to_owned()));
+        return cp::run(&doors, printer, job).await;
+    };
+    let place = pods::of_node(&server, node, "").await?;
+    cp::run(&|_| Door::Pod(Way::to_pod(server.clone(), place.clone())), printer, job).await
 }
 
 /// The VMs of the namespace that is meant, or of all.

@@ -1,6 +1,7 @@
 //! Whom of a cluster a verb is about, and which guest its names mean. Pure.
 
 use super::Error;
+use crate::ctl::cp::Place;
 use crate::ctl::{Verb, trust};
 
 /// Whom to ask.
@@ -35,6 +36,10 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
             Some(name) => guest(name),
             None => Ok(Target::Nodes),
         },
+        Verb::Copy(job) => {
+            let names = job.places().filter_map(Place::vm);
+            names.last().map_or(Err(Error::NeedsNode("this")), |name| Ok(Target::Guest(name.to_owned())))
+        }
         Verb::Proxy => Err(Error::NeedsNode("guestctl proxy")),
         Verb::Disk { name, .. } if name.is_empty() => {
             Err(Error::NeedsNode("guestctl disk volumes without the name of a VM"))
@@ -81,6 +86,13 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         ) => name,
         // The UUID of a VM that is gone belongs to no namespace.
         Verb::Trust(trust::Action::Forget { name }) if !is_uuid(name) => name,
+        Verb::Copy(job) => {
+            let vms = job.places_mut().filter_map(|place| match place {
+                Place::Guest { vm, .. } => Some(vm),
+                _ => None,
+            });
+            return vms.for_each(|vm| complete_name(vm, namespace));
+        }
         Verb::Watch(filter) => match &mut filter.name {
             Some(name) => name,
             None => return,
@@ -103,6 +115,10 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
             | trust::Action::Forget { .. },
         ) => return,
     };
+    complete_name(name, namespace);
+}
+
+fn complete_name(name: &mut String, namespace: &str) {
     if !name.is_empty() && !name.contains('/') {
         *name = format!("{namespace}/{name}");
     }

@@ -8,12 +8,14 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Api;
 use crate::host::handed_on::HandedOn;
-use crate::host::{console, exec, forward, machine, receipts};
+use crate::host::{console, exec, files, forward, machine, receipts};
 use crate::transport::Both;
+use crate::wire::files::MAX_MESSAGE;
 use crate::wire::proto::v1::accounts_server::{Accounts, AccountsServer};
 use crate::wire::proto::v1::console_server::{Console, ConsoleServer};
 use crate::wire::proto::v1::exec_server::{Exec, ExecServer};
 use crate::wire::proto::v1::file_systems_server::{FileSystems, FileSystemsServer};
+use crate::wire::proto::v1::files_server::{Files, FilesServer};
 use crate::wire::proto::v1::forward_server::{Forward, ForwardServer};
 use crate::wire::proto::v1::freeze_server::{Freeze, FreezeServer};
 use crate::wire::proto::v1::journal_server::{Journal, JournalServer};
@@ -54,7 +56,7 @@ type Rest<B> = Both<
 >;
 
 /// Beside [`Exec`], those whose calls last.
-type Streams<B> = Both<ForwardServer<Api>, B>;
+type Streams<B> = Both<ForwardServer<Api>, Both<FilesServer<Api>, B>>;
 
 /// These services beside `before`.
 pub fn beside<B>(api: &Api, before: B) -> Services<B> {
@@ -69,9 +71,9 @@ pub fn beside<B>(api: &Api, before: B) -> Services<B> {
     let forward = ForwardServer::new(api.clone()).max_decoding_message_size(forward::MAX_MESSAGE);
     let journal = JournalServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let console = ConsoleServer::new(api.clone()).max_decoding_message_size(console::MAX_REQUEST);
-    let before = Both(console, before);
-    let rest =
-        Both(power, Both(network, Both(hardware, Both(accounts, Both(journal, Both(forward, before))))));
+    let files = FilesServer::new(api.clone()).max_decoding_message_size(MAX_MESSAGE);
+    let before = Both(journal, Both(forward, Both(files, Both(console, before))));
+    let rest = Both(power, Both(network, Both(hardware, Both(accounts, before))));
     Both(exec, Both(qga, Both(freeze, Both(file_systems, rest))))
 }
 
@@ -234,5 +236,41 @@ impl Console for Api {
         let first = console::opening(&mut messages).await?;
         let (call, first) = self.admission.admit(Request::from_parts(metadata, extensions, first)).await?;
         self.consoles.open(&self.fleet, call, first, messages).await.map(Response::new)
+    }
+}
+
+#[tonic::async_trait]
+impl Files for Api {
+    type ReadFilesStream = Pin<Box<dyn Stream<Item = Result<v1::FromReader, Status>> + Send>>;
+    type WriteFilesStream = Pin<Box<dyn Stream<Item = Result<v1::FromWriter, Status>> + Send>>;
+
+    async fn read_files(
+        &self,
+        request: Request<Streaming<v1::ToReader>>,
+    ) -> Result<Response<Self::ReadFilesStream>, Status> {
+        self.copy(request).await
+    }
+
+    async fn write_files(
+        &self,
+        request: Request<Streaming<v1::ToWriter>>,
+    ) -> Result<Response<Self::WriteFilesStream>, Status> {
+        self.copy(request).await
+    }
+}
+
+impl Api {
+    async fn copy<S: files::Says>(
+        &self,
+        request: Request<Streaming<S>>,
+    ) -> Result<Response<Pin<Box<dyn Stream<Item = Result<S::Answer, Status>> + Send>>>, Status> {
+        let (metadata, extensions, mut messages) = request.into_parts();
+        let first = files::opening(&mut messages).await?;
+        let (mut call, first) =
+            self.admission.admit(Request::from_parts(metadata, extensions, first)).await?;
+        match files::run(&self.desks, &self.fleet, &call.behalf, first, messages).await {
+            Err(status) => call.end(Err(status)),
+            Ok(relay) => Ok(Response::new(Box::pin(relay.into_stream(call.entry.take())))),
+        }
     }
 }

@@ -24,6 +24,8 @@ const PATIENT: Bounds = Bounds { of: "calls that wait for entries", all: 16, oth
 /// Programs of one guest with clients, and clients that forward connections. An agent takes 64 in all.
 const STREAMS: Bounds =
     Bounds { of: "programs with clients and forwarding clients", all: 48, others: 32, of_one: 16 };
+/// Copies of files from and to one guest. An agent takes 16 in all.
+const COPIES: Bounds = Bounds { of: "copies of files under way", all: 12, others: 8, of_one: 4 };
 /// How soon it is looked again whether the guest may say more.
 const LOOK: Duration = Duration::from_millis(100);
 /// After how long a VM of which nobody asks anything is forgotten.
@@ -43,10 +45,42 @@ pub struct Desk {
     urgent: Queue,
     search: Queue,
     patient: Streams,
-    /// Of connections beside the session.
-    pub streams: Streams,
+    /// Of connections beside the session: those with programs and with forwarding clients, and those of copies.
+    streams: Streams,
+    copies: Streams,
     /// Bytes of answers.
     pace: Mutex<Allowance>,
+}
+
+/// What goes over connections beside the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// What programs read and write.
+    Programs,
+    /// Connections with what listens in the guest.
+    Forwards,
+    /// Files that are copied.
+    Copies,
+}
+
+impl Beside {
+    /// What an agent says that it can, if it answers these calls. (Those that run programs have always had that with the rest.)
+    pub fn capability(self) -> &'static str {
+        match self {
+            Self::Programs => "machine",
+            Self::Forwards => "forward",
+            Self::Copies => "files",
+        }
+    }
+
+    /// What is said where another program has the session.
+    pub fn elsewhere(self) -> &'static str {
+        match self {
+            Self::Programs => "programs are run in a guest on its own host only",
+            Self::Forwards => "ports of a guest are reached on its own host only",
+            Self::Copies => "files are copied from and to a guest on its own host only",
+        }
+    }
 }
 
 /// Calls that take their turns.
@@ -90,7 +124,15 @@ impl Desks {
 impl Desk {
     /// There are connections beside the session.
     fn is_in_use(&self) -> bool {
-        self.streams.is_in_use()
+        self.streams.is_in_use() || self.copies.is_in_use()
+    }
+
+    /// The connections beside the session of this kind.
+    pub fn beside(&self, beside: Beside) -> &Streams {
+        match beside {
+            Beside::Programs | Beside::Forwards => &self.streams,
+            Beside::Copies => &self.copies,
+        }
     }
 
     /// A quarter of what the guest may send at once, beside as many large answers as are under way, and half of what it may in
@@ -99,9 +141,9 @@ impl Desk {
         #[allow(clippy::cast_precision_loss, reason = "nobody allows that many bytes")]
         let burst = limits.byte_burst() as f64 / 4.0;
         let pace = Allowance::new(Instant::now(), burst, f64::from(limits.bytes_per_second) / 2.0);
-        let [patient, streams] = [PATIENT, STREAMS].map(Streams::within);
+        let [patient, streams, copies] = [PATIENT, STREAMS, COPIES].map(Streams::within);
         let [usual, urgent, search] = [AT_A_TIME; 3].map(Queue::of);
-        Self { usual, urgent, search, patient, streams, pace: Mutex::new(pace) }
+        Self { usual, urgent, search, patient, streams, copies, pace: Mutex::new(pace) }
     }
 
     /// Waits for the turn of this caller's call, behind those of the same kind.

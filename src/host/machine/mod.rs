@@ -22,7 +22,7 @@ use super::fleet::{Handle, Reach};
 use super::handed_on::HandedOn;
 use super::text;
 
-pub use desk::Desks;
+pub use desk::{Beside, Desks};
 pub use streams::Stream;
 
 /// What an agent says that it can, if it answers these calls.
@@ -60,7 +60,7 @@ pub async fn hand_on<R: HandedOn>(
     })
 }
 
-/// A place for one more stream of a VM's guest, which has a session.
+/// A place for one more stream of this kind of a VM's guest, which has a session.
 ///
 /// # Errors
 /// If the guest cannot be asked, or has too many.
@@ -69,12 +69,13 @@ pub async fn place_for_stream(
     fleet: &Handle,
     name: &str,
     caller: &Caller,
+    beside: Beside,
 ) -> Result<Stream, Status> {
-    if agent(fleet, name).await?.is_elsewhere() {
-        return Err(Status::unimplemented("programs and ports of a guest are reached on its own host only"));
+    if agent_with(fleet, name, beside.capability()).await?.is_elsewhere() {
+        return Err(Status::unimplemented(beside.elsewhere()));
     }
     let limits = fleet.limits(name.to_owned()).await?.ok_or_else(unknown)?;
-    desks.of(name, &limits).streams.place(caller)
+    desks.of(name, &limits).beside(beside).place(caller)
 }
 
 fn unknown() -> Status {
@@ -100,8 +101,12 @@ pub fn too_old(name: &str) -> Status {
 }
 
 async fn agent(fleet: &Handle, name: &str) -> Result<Agent, Status> {
+    agent_with(fleet, name, CAPABILITY).await
+}
+
+async fn agent_with(fleet: &Handle, name: &str, capability: &str) -> Result<Agent, Status> {
     match fleet.caller(name.to_owned()).await?.ok_or_else(unknown)? {
-        Reach::Session { agent, capabilities } if capabilities.iter().any(|one| one == CAPABILITY) => {
+        Reach::Session { agent, capabilities } if capabilities.iter().any(|one| one == capability) => {
             Ok(agent)
         }
         // Another program has its session, and knows what it can.

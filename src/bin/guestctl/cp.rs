@@ -1,0 +1,44 @@
+//! `guestctl cp`.
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use guestlet::ctl::Verb;
+use guestlet::ctl::cp::{Job, Options, Place};
+
+/// What is copied, and how.
+#[derive(Debug, Args)]
+#[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
+pub struct Cp {
+    /// What to copy, and at last to where: VM:PATH in a guest, PATH here, - for standard input or output
+    #[arg(required = true, num_args = 2.., value_name = "FILE", value_parser = OsStringValueParser::new().try_map(Place::parse))]
+    files: Vec<Place>,
+    /// Copy directories, with all that is in them
+    #[arg(short, long)]
+    recursive: bool,
+    /// Keep owner, group, mode, and time of change
+    #[arg(short, long)]
+    preserve: bool,
+    /// Copy extended attributes of users, and access control lists
+    #[arg(long)]
+    xattrs: bool,
+    /// Replace nothing that is there
+    #[arg(long)]
+    no_clobber: bool,
+    /// Do not show how far it has come
+    #[arg(long)]
+    no_progress: bool,
+    /// Show nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+impl From<Cp> for Verb {
+    fn from(cp: Cp) -> Self {
+        let Cp { mut files, recursive, preserve, xattrs, no_clobber, no_progress, quiet } = cp;
+        // clap sees to it that there are two.
+        let destination = files.pop().unwrap_or(Place::Standard);
+        let options =
+            Options { recursive, preserve, attributes: xattrs, keep: no_clobber, no_progress, quiet };
+        Self::Copy(Job { sources: files, destination, options })
+    }
+}

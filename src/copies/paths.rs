@@ -1,0 +1,126 @@
+//! Paths and names that the other end says. Pure.
+
+/// Bytes of a path, as Linux bounds them.
+pub const MAX_PATH: usize = 4095;
+/// Bytes of a name.
+pub const MAX_NAME: usize = 255;
+/// Parts of a path.
+pub const MAX_DEPTH: usize = 256;
+
+/// Whether this can be the name of something in a directory, and nothing but that.
+pub fn is_name(name: &[u8]) -> bool {
+    (1..=MAX_NAME).contains(&name.len())
+        && name != b"."
+        && name != b".."
+        && !name.iter().any(|byte| matches!(byte, b'/' | 0))
+}
+
+/// The parts of a path below a directory; none of the directory itself.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn parts(path: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
+    if path.is_empty() {
+        return Ok(Vec::new());
+    }
+    if path.len() > MAX_PATH {
+        return Err("has more than 4095 bytes");
+    }
+    let parts: Vec<_> = path.split(|byte| *byte == b'/').collect();
+    if parts.len() > MAX_DEPTH {
+        return Err("has more than 256 parts");
+    }
+    if parts.iter().all(|part| is_name(part)) {
+        Ok(parts)
+    } else {
+        Err("has a part that is no name: \".\", \"..\", nothing, NUL, or more than 255 bytes")
+    }
+}
+
+/// A path that a caller has named, to be followed.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn named(path: &[u8]) -> Result<(), &'static str> {
+    match path {
+        [] => Err("is empty"),
+        path if path.contains(&0) => Err("has a NUL byte"),
+        path if path.len() > MAX_PATH => Err("has more than 4095 bytes"),
+        _ => Ok(()),
+    }
+}
+
+/// Of a path that a caller has named, the directory and the name in it; no name if it ends with "." or "..", or is "/".
+pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
+    let trimmed = &path[..end];
+    let (directory, name) = match trimmed.iter().rposition(|byte| *byte == b'/') {
+        Some(0) => (&trimmed[..1], &trimmed[1..]),
+        Some(at) => (&trimmed[..at], &trimmed[at + 1..]),
+        None => (&b"."[..], trimmed),
+    };
+    if is_name(name) { (directory, name) } else { (path, b"") }
+}
+
+/// A path, and a name below it.
+pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    match path {
+        [] => name.to_vec(),
+        path => [path, b"/", name].concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_leads_out_is_no_path() {
+        for wrong in ["/", "/etc", "..", "a/../b", "a//b", "a/", "./a", "a/.", "a\0b"] {
+            assert!(parts(wrong.as_bytes()).is_err(), "{wrong:?}");
+        }
+        assert!(parts(&vec![b'a'; 256]).is_err() && parts("a/".repeat(300).as_bytes()).is_err());
+        assert_eq!(parts(b"a/b c/\xff").unwrap(), [&b"a"[..], b"b c", b"\xff"]);
+        assert!(parts(b"").unwrap().is_empty());
+    }
+
+    #[test]
+    fn paths_are_split_as_people_mean_them() {
+        for (path, directory, name) in [
+            ("/etc/hosts", "/etc", "hosts"),
+            ("/etc/", "/", "etc"),
+            ("a", ".", "a"),
+            ("a/b//", "a", "b"),
+            ("/", "/", ""),
+            ("..", "..", ""),
+            ("a/..", "a/..", ""),
+        ] {
+            let found = split(path.as_bytes());
+            assert_eq!(found, (directory.as_bytes(), name.as_bytes()), "{path}");
+        }
+    }
+
+    proptest! {
+        /// Whatever is a path leads to something below, by names.
+        #[test]
+        fn no_path_leads_out(path in proptest::collection::vec(
+            prop_oneof![Just(b'/'), Just(b'.'), Just(0), any::<u8>()], 0..40,
+        )) {
+            if let Ok(parts) = parts(&path) {
+                prop_assert!(!path.starts_with(b"/") && !path.contains(&0));
+                prop_assert!(parts.iter().all(|part| is_name(part)));
+                prop_assert_eq!(parts.join(&b'/'), path);
+            }
+        }
+
+        #[test]
+        fn what_was_split_is_a_name(path in proptest::collection::vec(
+            prop_oneof![Just(b'/'), Just(b'.'), any::<u8>()], 0..20,
+        )) {
+            let (_, name) = split(&path);
+            prop_assert!(name.is_empty() || is_name(name));
+        }
+    }
+}

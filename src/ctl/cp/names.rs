@@ -1,0 +1,58 @@
+//! What there is in a guest, for shells that complete names.
+
+use crate::copies::paths;
+use crate::ctl::Where;
+use crate::ctl::door::Door;
+use crate::wire::proto::v1::to_reader::Request;
+use crate::wire::proto::v1::{FileKind, OpenFiles, ToReader, from_reader::Answer};
+
+/// Names that are shown.
+const MOST: usize = 1000;
+
+/// What is in the guest of a VM of this host under paths that begin so; nothing, if it cannot be asked.
+pub async fn entries(place: Where, vm: &str, typed: &[u8]) -> Option<Vec<Vec<u8>>> {
+    // Through an API server it takes longer than somebody waits who has typed Tab.
+    let Where::Here(socket) = place else { return None };
+    let begin = typed.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+    let (directory, unfinished) = typed.split_at(begin);
+    let path = if directory.is_empty() { b"/".to_vec() } else { directory.to_vec() };
+    let open = OpenFiles { name: vm.to_owned(), path, ..OpenFiles::default() };
+    let requests = [Request::Open(open), Request::List(Vec::new())];
+    let requests = requests.map(|request| ToReader { request: Some(request) });
+    let door = Door::Socket(socket);
+    let listed = door.with(async |daemon| {
+        let mut found = Vec::new();
+        // The call goes on until what was asked for last is answered.
+        let asked = futures_util::StreamExt::chain(
+            tokio_stream::iter(requests.clone()),
+            futures_util::stream::pending(),
+        );
+        let Ok(answers) = daemon.files().read_files(asked).await else { return Ok(found) };
+        let mut answers = answers.into_inner();
+        while let Ok(Some(answer)) = answers.message().await {
+            match answer.answer {
+                Some(Answer::Entries(entries)) => found.extend(entries.entries),
+                Some(Answer::Done(_) | Answer::Failed(_)) => break,
+                _ => {}
+            }
+            if found.len() > MOST {
+                break;
+            }
+        }
+        Ok(found)
+    });
+    let mut names: Vec<_> = listed
+        .await
+        .ok()?
+        .into_iter()
+        .filter(|entry| paths::is_name(&entry.name) && entry.name.starts_with(unfinished))
+        // As shells do it.
+        .filter(|entry| unfinished.starts_with(b".") || !entry.name.starts_with(b"."))
+        .map(|entry| {
+            let end: &[u8] = if entry.kind() == FileKind::Directory { b"/" } else { b"" };
+            [directory, &entry.name, end].concat()
+        })
+        .collect();
+    names.sort();
+    Some(names)
+}

@@ -1,0 +1,134 @@
+//! Where something is copied from or to, as it is typed. Pure.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+
+/// Where something is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Here, at a path.
+    Here(Vec<u8>),
+    /// In the guest of a VM.
+    Guest {
+        /// The VM's name.
+        vm: String,
+        /// The path there.
+        path: Vec<u8>,
+    },
+    /// Standard input, or output.
+    Standard,
+}
+
+impl Place {
+    /// Reads what was typed: `VM:PATH`, a path, or `-`. What has a "/" before the first ":" is a path here.
+    ///
+    /// # Errors
+    /// If the name of the VM or the path is empty, or no text.
+    pub fn parse(typed: OsString) -> Result<Self, String> {
+        let bytes = typed.into_vec();
+        if bytes == b"-" {
+            return Ok(Self::Standard);
+        }
+        let colon = bytes.iter().position(|byte| *byte == b':');
+        let slash = bytes.iter().position(|byte| *byte == b'/');
+        match colon {
+            Some(colon) if slash.is_none_or(|slash| colon < slash) => {
+                let (vm, path) = (&bytes[..colon], &bytes[colon + 1..]);
+                let vm = std::str::from_utf8(vm).map_err(|_| "the name of the VM is no text".to_owned())?;
+                if vm.is_empty() {
+                    return Err(
+                        "there is no name of a VM before \":\"; write ./:… for a file here".to_owned()
+                    );
+                }
+                if path.is_empty() {
+                    return Err(format!("there is no path after \"{vm}:\", such as {vm}:/etc/hosts"));
+                }
+                Ok(Self::Guest { vm: vm.to_owned(), path: path.to_vec() })
+            }
+            _ if bytes.is_empty() => Err("a path is empty".to_owned()),
+            _ => Ok(Self::Here(bytes)),
+        }
+    }
+
+    /// The VM's name, if it is in a guest.
+    pub fn vm(&self) -> Option<&str> {
+        match self {
+            Self::Guest { vm, .. } => Some(vm),
+            _ => None,
+        }
+    }
+
+    /// The path, as its end is asked for it.
+    pub fn path(&self) -> &[u8] {
+        match self {
+            Self::Here(path) | Self::Guest { path, .. } => path,
+            Self::Standard => b"-",
+        }
+    }
+
+    /// For people.
+    pub fn words(&self) -> String {
+        match self {
+            Self::Here(path) => shown(path),
+            Self::Guest { vm, path } => format!("{vm}:{}", shown(path)),
+            Self::Standard => "-".to_owned(),
+        }
+    }
+
+    /// It was typed as a directory.
+    pub fn is_directory(&self) -> bool {
+        *self != Self::Standard && self.path().ends_with(b"/")
+    }
+}
+
+/// A name for people: what would move the cursor of a terminal, or is no text, is escaped.
+pub fn shown(name: &[u8]) -> String {
+    use std::fmt::Write as _;
+
+    let mut text = String::new();
+    for chunk in name.utf8_chunks() {
+        for one in chunk.valid().chars() {
+            if one.is_control()
+                || matches!(one, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            {
+                text.extend(one.escape_default());
+            } else {
+                text.push(one);
+            }
+        }
+        for byte in chunk.invalid() {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_colon_before_any_slash_is_of_a_guest() {
+        let parse = |typed: &str| Place::parse(typed.into());
+        let guest = |vm: &str, path: &[u8]| Ok(Place::Guest { vm: vm.into(), path: path.to_vec() });
+        assert_eq!(parse("web-1:/etc/hosts"), guest("web-1", b"/etc/hosts"));
+        assert_eq!(parse("web-1:a:b"), guest("web-1", b"a:b"));
+        for here in ["./a:b", "/x:y", "file", "a/b:c"] {
+            assert_eq!(parse(here), Ok(Place::Here(here.as_bytes().to_vec())), "{here}");
+        }
+        assert_eq!(parse("-"), Ok(Place::Standard));
+        for wrong in ["", ":/etc", "web-1:"] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_is_shown_moves_the_cursor(name in proptest::collection::vec(any::<u8>(), 0..40)) {
+            prop_assert!(!shown(&name).chars().any(char::is_control));
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A connection with an agent beside its session, for what goes on for long: however much comes over it, and however slowly somebody
+//! reads it, the session's calls and events do not wait.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tonic::{Status, Streaming};
+
+use super::contact::{Proved, Reached, Speech};
+use super::conversation::Loss;
+use super::fleet::Handle;
+use super::place::Told;
+use super::talk::check_dmi;
+use super::text;
+use crate::transport::http2;
+use crate::wire::exec::{EXIT_CODE, SAID_BY_GUEST};
+use crate::wire::proto::v1::GetInfoRequest;
+use crate::wire::proto::v1::guest_client::GuestClient;
+
+/// How long an agent may take that is asked who it is.
+const SOON: Duration = Duration::from_secs(10);
+/// How long an agent may take to begin: a disk may be slow.
+pub const BEGIN: Duration = Duration::from_secs(60);
+/// How long what was received before a connection's end may take to be read.
+const LEFTOVERS: Duration = Duration::from_secs(1);
+
+/// A connection with an agent, beside its session.
+pub struct Line {
+    /// For calls.
+    pub client: http2::Client,
+    connection: http2::Connection,
+    /// Changes no more when the VM is not known any more.
+    known: watch::Receiver<Told>,
+}
+
+/// Dials the agent of a guest that has a session, and makes sure that it is the same guest.
+///
+/// # Errors
+/// If there is no session, or the agent cannot be reached.
+pub async fn dial(fleet: &Handle, name: &str) -> Result<Line, Status> {
+    let contact = fleet.contact(name.to_owned()).await?;
+    let contact =
+        contact.ok_or_else(|| Status::failed_precondition("there is no session with this guest now"))?;
+    let (expected, known) = (contact.vm.ids.dmi.clone(), contact.topology.clone());
+    let contact = contact.for_streams();
+    let cut = |words: String| Status::unavailable(format!("the guest cannot be reached: {words}"));
+    let reached = contact.reach(&mut Speech::default()).await;
+    let Reached { stream, guest, .. } = reached.map_err(|end| cut(text::chain(&end)))?;
+    if matches!(guest, Proved::First { .. }) {
+        return Err(cut("its key is not known yet".to_owned()));
+    }
+    let connected = http2::connect(stream).await;
+    let (client, connection) = connected.map_err(|error| cut(text::chain(&Loss::Broken(error))))?;
+    let mut line = Line { client, connection, known };
+    if guest == Proved::Nothing
+        && let Some(expected) = expected
+    {
+        let mut guest = GuestClient::with_origin(line.client.clone(), origin());
+        let info = line.drive(SOON, guest.get_info(GetInfoRequest {})).await?;
+        check_dmi(&info.into_inner().dmi_uuid, &expected).map_err(|refusal| cut(text::chain(&refusal)))?;
+    }
+    Ok(line)
+}
+
+/// Completes when the VM is not known any more.
+async fn gone(known: &mut watch::Receiver<Told>) {
+    while known.changed().await.is_ok() {}
+}
+
+/// Of requests over it.
+pub fn origin() -> http::Uri {
+    http::Uri::from_static(http2::ORIGIN)
+}
+
+impl Line {
+    /// The answer to a call, within a time.
+    ///
+    /// # Errors
+    /// As the agent; if it does not answer, or the connection ends.
+    pub async fn drive<T>(
+        &mut self,
+        within: Duration,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let answer = async {
+            tokio::select! {
+                biased;
+                answer = call => answer.map_err(|status| said(&status)),
+                _ = self.connection.ended() => Err(Status::unavailable("the guest closed the connection")),
+            }
+        };
+        let late =
+            || Status::deadline_exceeded(format!("the guest does not answer within {} s", within.as_secs()));
+        tokio::time::timeout(within, answer).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// The next message of a stream over it; nothing at its end.
+    ///
+    /// # Errors
+    /// As the agent; if the connection ends, or the VM is not known any more.
+    pub async fn next<T>(&mut self, answers: &mut Streaming<T>) -> Result<Option<T>, Status> {
+        let answer = tokio::select! {
+            biased;
+            _ = self.connection.ended() => {
+                let left = tokio::time::timeout(LEFTOVERS, answers.message()).await;
+                left.unwrap_or_else(|_| Err(Status::unavailable("the guest closed the connection")))
+            }
+            () = gone(&mut self.known) => return Err(Status::unavailable("the VM is not known any more")),
+            answer = answers.message() => answer,
+        };
+        answer.map_err(|status| said(&status))
+    }
+}
+
+/// What an agent said, cleaned; of one that has gone, that nothing was said.
+fn said(status: &Status) -> Status {
+    if std::error::Error::source(status).is_some() && status.code() != tonic::Code::OutOfRange {
+        return Status::unavailable("the connection with the guest broke");
+    }
+    let mut cleaned = Status::new(status.code(), text::clean_words(status.message()));
+    let metadata = cleaned.metadata_mut();
+    metadata.insert(SAID_BY_GUEST, tonic::metadata::MetadataValue::from_static("1"));
+    for code in ["126", "127"] {
+        if status.metadata().get(EXIT_CODE).is_some_and(|said| said == code) {
+            metadata.insert(EXIT_CODE, tonic::metadata::MetadataValue::from_static(code));
+        }
+    }
+    cleaned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::Code;
+
+    #[test]
+    fn what_a_guest_says_is_cleaned() {
+        let mut status = Status::not_found("\u{1b}[2J");
+        status.metadata_mut().insert(EXIT_CODE, "127".parse().unwrap());
+        let status = said(&status);
+        assert_eq!((status.code(), status.message()), (Code::NotFound, "\u{fffd}[2J"));
+        assert_eq!(status.metadata().get(EXIT_CODE).unwrap(), "127");
+        assert!(status.metadata().get(SAID_BY_GUEST).is_some());
+    }
+}
