@@ -142,7 +142,7 @@ pub async fn over<T>(
     stream: impl Stream,
     work: impl AsyncFnOnce(Daemon) -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let (client, mut connection) = http2::connect(stream).await.map_err(|_| Error::Closed)?;
+    let (client, mut connection) = http2::connect_for_streams(stream).await.map_err(|_| Error::Closed)?;
     let mut work = pin!(work(Daemon(client)));
     tokio::select! {
         biased;

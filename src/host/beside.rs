@@ -49,7 +49,7 @@ pub async fn dial(fleet: &Handle, name: &str) -> Result<Line, Status> {
     if matches!(guest, Proved::First { .. }) {
         return Err(cut("its key is not known yet".to_owned()));
     }
-    let connected = http2::connect(stream).await;
+    let connected = http2::connect_for_streams(stream).await;
     let (client, connection) = connected.map_err(|error| cut(text::chain(&Loss::Broken(error))))?;
     let mut line = Line { client, connection, known };
     if guest == Proved::Nothing

@@ -28,7 +28,7 @@ mod client;
 #[cfg(feature = "agent")]
 pub mod foreign;
 
-pub use client::{Answer, Client, Connection, connect};
+pub use client::{Answer, Client, Connection, connect, connect_for_streams};
 pub use h2::Error as ClientError;
 
 /// Calls that a peer may have open at a time; a further one waits or is refused by HTTP/2.

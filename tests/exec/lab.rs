@@ -116,6 +116,12 @@ impl Lab {
         serde_json::from_str(&self.host.words(&["ps", "web", "-o", "json"])).unwrap()
     }
 
+    /// The process of the one program that there is, or that there soon is.
+    pub fn program_process(&self) -> u64 {
+        until("there is a program", || !self.programs().is_empty());
+        self.programs()[0]["process_id"].as_u64().unwrap()
+    }
+
     pub fn file(&self, name: &str) -> PathBuf {
         self.host.path(name)
     }

@@ -92,6 +92,34 @@ fn a_program_whose_output_nobody_reads_waits_and_costs_no_memory() {
     assert!(lab.programs().is_empty(), "whoever was told of the end knows it");
 }
 
+/// A pipe of one page, so that its writer soon waits.
+fn narrow_pipe() -> (File, Stdio) {
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    (reader.into(), writer.into())
+}
+
+#[test]
+fn small_messages_that_wait_for_a_reader_break_no_connection() {
+    let lab = Lab::new();
+    let script = "head -c 8192 /dev/zero; i=0; while [ $i -lt 1500 ]; do echo $i; i=$((i+1)); sleep 0.001; done; echo end >&2";
+    let mut command = lab.command(&[], &["sh", "-c", script]);
+    let (mut output, writer) = narrow_pipe();
+    let child = command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+    // It has the other end.
+    drop(command);
+    let process = u32::try_from(lab.program_process()).unwrap();
+    until("the program has written everything", || !is_running(process));
+    let mut all = Vec::new();
+    output.read_to_end(&mut all).unwrap();
+    let lines: String = (0..1500).map(|line| line.to_string() + "\n").collect();
+    assert!(all[8192..] == *lines.as_bytes(), "{} bytes", all.len());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!((code(&ended), &ended.stderr[..]), (0, &b"end\n"[..]), "{ended:?}");
+    let log = lab.host.log();
+    assert!(log.contains("audit:") && !log.contains(": attach"), "it was one connection: {log}");
+}
+
 #[test]
 fn a_reader_that_has_gone_ends_the_program() {
     let lab = Lab::new();

@@ -17,6 +17,10 @@ use crate::transport::Stream;
 #[derive(Debug, Clone)]
 pub struct Client(SendRequest<Bytes>);
 
+/// How much small messages that are not read yet may waste, each what it lacks of 256 bytes: then the connection ends. (Without it
+/// some hundred of them do that.)
+const SMALL_FRAMES: usize = 1 << 20;
+
 /// The connection under a [`Client`]; dropping it closes the stream.
 pub struct Connection(Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>);
 
@@ -35,7 +39,23 @@ impl Connection {
 /// # Errors
 /// If the stream breaks during the handshake (the peer's part is not waited for).
 pub async fn connect(stream: impl Stream) -> Result<(Client, Connection), Error> {
-    let (sender, connection) = h2::client::Builder::new()
+    handshake(stream, &mut h2::client::Builder::new()).await
+}
+
+/// As [`connect`], for answers that may come in small messages and not be read for long, such as what a program writes whose reader
+/// has stopped. What the peer may have under way is bounded as ever: by the windows, and so by some 4,000 of the smallest messages.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_for_streams(stream: impl Stream) -> Result<(Client, Connection), Error> {
+    handshake(stream, h2::client::Builder::new().data_frame_budget(SMALL_FRAMES)).await
+}
+
+async fn handshake(
+    stream: impl Stream,
+    builder: &mut h2::client::Builder,
+) -> Result<(Client, Connection), Error> {
+    let (sender, connection) = builder
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
