@@ -338,6 +338,8 @@ impl Programs {
 
     /// Ends what an earlier run of the agent has left running: nobody has its pipes.
     pub fn end_left_over(root: &Root) {
+        // These first: where their sessions are is known by what may be in one of the groups.
+        login::end_left_over(root);
         for group in Cgroup::left_over(root) {
             let processes = group.processes().len();
             if processes > 0 {
@@ -347,7 +349,6 @@ impl Programs {
                 group.kill();
             }
         }
-        login::end_left_over(root);
     }
 
     /// Ends what runs, at once: without this process nobody has its pipes.
