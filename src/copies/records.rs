@@ -23,6 +23,8 @@ use crate::sys::blocking;
 pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Copies that are known; of more, the oldest are forgotten.
 pub const MAX: usize = 64;
+/// What the name of a marker ends with.
+const MARKER: &[u8] = b".made";
 /// Bytes of a record.
 const MAX_SIZE: u64 = 8192;
 
@@ -111,7 +113,7 @@ impl Records {
     pub fn of(&self, id: &str) -> (Record, bool) {
         let Some(inner) = &self.0 else { return (Record::default(), false) };
         let path = inner.folder.join(id);
-        let is_there = path.symlink_metadata().is_ok();
+        let is_there = [&path, &marker(&path)].iter().any(|path| path.symlink_metadata().is_ok());
         (Record { place: Some((self.clone(), path)), file: None }, is_there)
     }
 
@@ -119,7 +121,8 @@ impl Records {
         let Some(inner) = &self.0 else { return Vec::new() };
         let Ok(entries) = std::fs::read_dir(&inner.folder) else { return Vec::new() };
         let mut all = Vec::new();
-        for entry in entries.flatten().filter(|entry| aside::is_id(entry.file_name().as_encoded_bytes())) {
+        let is_record = |name: &[u8]| aside::is_id(name.strip_suffix(MARKER).unwrap_or(name));
+        for entry in entries.flatten().filter(|entry| is_record(entry.file_name().as_encoded_bytes())) {
             if let Ok(since) = entry.metadata().and_then(|found| found.modified()) {
                 all.push((since, entry.path()));
             }
@@ -174,6 +177,11 @@ impl Records {
     }
 }
 
+/// Beside a record: a directory was made.
+fn marker(record: &Path) -> PathBuf {
+    record.with_extension("made")
+}
+
 fn read(record: &Path) -> Option<Noted> {
     let mut bytes = Vec::new();
     File::open(record).ok()?.take(MAX_SIZE).read_to_end(&mut bytes).ok()?;
@@ -217,11 +225,30 @@ impl Record {
         if on_disk { file.sync_all() } else { Ok(()) }
     }
 
+    /// The directory that was named was not there, and was made: a copy that goes on copies to it, and not into it.
+    pub fn note_directory(&self) {
+        let Some((records, path)) = &self.place else { return };
+        let folder = path.parent().unwrap_or(path);
+        let made = std::fs::DirBuilder::new().recursive(true).create(folder);
+        if let Err(error) = made.and_then(|()| File::create(marker(path)).map(drop)) {
+            tracing::warn!("cannot keep a record of a copy: {error}");
+        }
+        if let Some(inner) = &records.0 {
+            inner.news.notify_one();
+        }
+    }
+
+    /// Whether that was so.
+    pub fn has_made_directory(&self) -> bool {
+        self.place.as_ref().is_some_and(|(_, path)| marker(path).symlink_metadata().is_ok())
+    }
+
     /// All is done.
     pub fn remove(&mut self) {
         self.file = None;
         if let Some((_, path)) = &self.place {
             drop(std::fs::remove_file(path));
+            drop(std::fs::remove_file(marker(path)));
         }
     }
 }

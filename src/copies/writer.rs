@@ -43,6 +43,8 @@ pub struct Writer<G> {
 struct Opened {
     tree: Tree,
     id: String,
+    /// What was named, if it is in what was opened.
+    last: Vec<u8>,
     record: Record,
     file: Open,
 }
@@ -119,7 +121,11 @@ impl<G: Guard> Writer<G> {
             return Err(Failure::last("the identifier of a copy is not 16 of 0-9 and a-f"));
         }
         let path = tree::named(&self.base, &open.path)?;
-        let mut answer = FilesOpened { boot_id: super::reader::boot_id(), ..FilesOpened::default() };
+        let (record, was_interrupted) = self.records.of(&open.id);
+        // What an interrupted copy has made is not what this one is to be copied into.
+        let is_entry = open.is_entry || record.has_made_directory();
+        let mut answer =
+            FilesOpened { was_interrupted, boot_id: super::reader::boot_id(), ..FilesOpened::default() };
         let found = match beneath::find(&path) {
             Ok(found) => Some(found),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -128,7 +134,7 @@ impl<G: Guard> Writer<G> {
         let facts =
             found.as_ref().map(beneath::facts).transpose().map_err(Failure::io("look at", &open.path))?;
         let directory = match (found, facts) {
-            (Some(found), Some(facts)) if facts.kind == Kind::Directory => {
+            (Some(found), Some(facts)) if facts.kind == Kind::Directory && !is_entry => {
                 answer.entry = Some(entry(&facts));
                 found
             }
@@ -151,9 +157,8 @@ impl<G: Guard> Writer<G> {
             let words = format!("{} is in no directory", String::from_utf8_lossy(&open.path));
             return Err(Failure::last(words));
         }
-        let (record, was_interrupted) = self.records.of(&open.id);
-        answer.was_interrupted = was_interrupted;
-        let opened = Opened { tree: Tree::at(directory), id: open.id.clone(), record, file: Open::None };
+        let (id, last) = (open.id.clone(), answer.last.clone());
+        let opened = Opened { tree: Tree::at(directory), id, last, record, file: Open::None };
         Ok((opened, answer))
     }
 
@@ -199,6 +204,9 @@ impl<G: Guard> Writer<G> {
         if !is_new && make.has_to_be_new {
             let words = format!("{} is there already", String::from_utf8_lossy(path));
             return Err(Failure::new(FileFailure::Exists, words).into());
+        }
+        if is_new && *path == opened.last {
+            opened.record.note_directory();
         }
         self.done(FileDone { entry: Some(entry(&found)), is_new, ..FileDone::default() })
     }

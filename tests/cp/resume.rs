@@ -178,6 +178,8 @@ fn a_tree_is_complete_whatever_was_killed() {
     }
     for (from, to) in [("@/tree", "web:@/copy"), ("web:@/tree", "@/copy")] {
         let mut child = lab.command(&["-r", from, to]).stderr(Stdio::piped()).spawn().unwrap();
+        let calls = |lab: &Lab| lab.agent_log().matches("Files (").count();
+        let mut removed_at = None;
         for round in 0..3 {
             let directory = lab.file(&format!("copy/{}", round * 3));
             let end = Instant::now() + Duration::from_secs(60);
@@ -193,6 +195,7 @@ fn a_tree_is_complete_whatever_was_killed() {
             }
             if round == 1 && kills_agent {
                 // A guest that is put back to what it was has lost what it had.
+                removed_at = Some(calls(&lab));
                 drop(fs::remove_dir_all(lab.file("copy/0")));
             }
             if kills_agent {
@@ -204,11 +207,44 @@ fn a_tree_is_complete_whatever_was_killed() {
         let status = wait(&mut child);
         let words = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
         assert!(status.success(), "{to}: {words}");
+        if removed_at == Some(calls(&lab)) {
+            // It had ended before: what was lost after that is nothing to it.
+            fs::remove_dir_all(lab.file("copy")).unwrap();
+            lab.copies(&["-r", from, to]);
+        }
         for number in 0..300 {
             let name = format!("{}/{number}", number % 10);
             let [source, copy] = ["tree", "copy"].map(|top| fs::read(lab.file(&format!("{top}/{name}"))));
             assert!(source.unwrap() == copy.unwrap(), "{to}: {name}");
         }
+        assert_eq!(fs::read_dir(lab.file("copy")).unwrap().count(), 10, "{to}");
+        fs::remove_dir_all(lab.file("copy")).unwrap();
+    }
+}
+
+#[test]
+fn a_tree_whose_copy_was_killed_goes_where_it_was_going() {
+    let lab = Lab::new();
+    fs::create_dir(lab.file("tree")).unwrap();
+    for number in 0..20 {
+        fs::write(lab.file(&format!("tree/{number:02}")), pattern(3 << 20, number)).unwrap();
+    }
+    for (from, to) in [("@/tree", "web:@/copy"), ("web:@/tree", "@/copy")] {
+        let mut child = lab.command(&["-r", from, to]).stderr(Stdio::null()).spawn().unwrap();
+        crate::lab::until("it has come so far", || lab.file("copy/03").exists());
+        child.kill().unwrap();
+        if child.wait().unwrap().success() {
+            // It was too quick for us.
+            fs::remove_dir_all(lab.file("copy")).unwrap();
+        }
+        lab.copies(&["-r", from, to]);
+        assert_eq!(fs::read_dir(lab.file("copy")).unwrap().count(), 20, "{to}");
+        for number in 0..20 {
+            assert!(fs::read(lab.file(&format!("copy/{number:02}"))).unwrap() == pattern(3 << 20, number));
+        }
+        // Once more is into it.
+        lab.copies(&["-r", from, to]);
+        assert!(lab.file("copy/tree/19").exists());
         fs::remove_dir_all(lab.file("copy")).unwrap();
     }
 }

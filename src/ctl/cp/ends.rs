@@ -110,7 +110,24 @@ impl<T, A: Working> End<T, A> {
     }
 }
 
+/// How long an end may take to hear that nothing more is asked of it.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+impl<A: Working> Answers<A> {
+    /// Waits until the end has heard that nothing more is asked of it: then its call ends as it went, and not as one that was broken off.
+    async fn end(mut self) {
+        let all = async { while self.next().await.is_ok() {} };
+        let _ = tokio::time::timeout(FAREWELL, all).await;
+    }
+}
+
 impl Reading {
+    /// Asks for nothing more.
+    pub async fn end(self) {
+        drop(self.say);
+        self.answers.end().await;
+    }
+
     /// Asks for something.
     pub async fn ask(&mut self, request: to_reader::Request) -> Result<(), Trouble> {
         self.tell(ToReader { request: Some(request) }).await
@@ -127,6 +144,12 @@ impl Reading {
 }
 
 impl Writing {
+    /// Asks for nothing more.
+    pub async fn end(self) {
+        drop(self.say);
+        self.answers.end().await;
+    }
+
     /// Asks for something.
     pub async fn ask(&mut self, request: to_writer::Request) -> Result<(), Trouble> {
         self.tell(ToWriter { request: Some(request) }).await

@@ -40,12 +40,20 @@ pub async fn with_both(
     let [from, to] = [source, &job.destination].map(|place| place.vm().map(doors));
     over(from.as_ref(), async |daemon| {
         let (mut reading, opened) = read(daemon, from.as_ref(), job, source, state).await?;
-        over(to.as_ref(), async |daemon| {
+        let done = over(to.as_ref(), async |daemon| {
             let (mut writing, place) = write(daemon, to.as_ref(), job, state).await?;
             state.was_begun = true;
-            tree::copy(&mut reading, &mut writing, &opened, &place, job, source, state).await
+            // What it makes there is not what the next pass copies into.
+            state.is_entry |= !place.last.is_empty();
+            tree::copy(&mut reading, &mut writing, &opened, &place, job, source, state).await?;
+            writing.end().await;
+            Ok(())
         })
-        .await
+        .await;
+        if done.is_ok() {
+            reading.end().await;
+        }
+        done
     })
     .await
 }
@@ -76,7 +84,7 @@ async fn read(
         name: source.vm().unwrap_or_default().to_owned(),
         path: source.path().to_vec(),
         with_attributes: job.options.attributes,
-        id: String::new(),
+        ..OpenFiles::default()
     };
     // There is room for it.
     drop(say.try_send(ToReader { request: Some(to_reader::Request::Open(open)) }));
@@ -115,6 +123,7 @@ async fn write(
         path: destination.path().to_vec(),
         with_attributes: false,
         id: state.id.clone(),
+        is_entry: state.is_entry,
     };
     drop(say.try_send(ToWriter { request: Some(to_writer::Request::Open(open)) }));
     let answers = if let (Some(daemon), Some(door)) = (daemon, door) {

@@ -20,6 +20,8 @@ pub struct State {
     pub was_lost: bool,
     /// Something was written that the same command would go on with.
     pub can_go_on: bool,
+    /// The destination is what is copied, and not a directory into which it is copied.
+    pub is_entry: bool,
     /// Counts what was done.
     pub steps: u64,
     /// What was copied, and is there as far as is known: what the writing end said of it.
@@ -50,6 +52,7 @@ impl State {
             was_begun: false,
             was_lost: false,
             can_go_on: false,
+            is_entry: false,
             steps: 0,
             done: HashMap::new(),
             made: BTreeSet::new(),
