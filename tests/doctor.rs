@@ -262,7 +262,7 @@ fn doctor(folder: &Path) -> Output {
 fn the_program_ends_with_5_when_something_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().display();
-    let channel = format!("method = \"unix-listen\"\npath = \"{place}/qga.sock\"\nstatedir = \"{place}\"\n");
+    let channel = format!("method = \"unix-listen\"\npath = \"{place}/qga.sock\"\n");
     let settings = launch::settings_in(folder.path()).replace("[qga]\n", &format!("[qga]\n{channel}"));
     std::fs::write(folder.path().join("agent.toml"), &settings).unwrap();
     let told = |output: &Output| serde_json::from_slice::<Value>(&output.stdout).unwrap();

@@ -232,7 +232,7 @@ pub static PS: Verb = changes("ListPrograms", "ps", Role::Exec);
 /// Signal or end one.
 pub static KILL: Verb = changes("SignalProgram", "kill", Role::Exec);
 /// Reach what listens in a guest.
-pub static FORWARD: Verb = changes("Forward", "forward", Role::Forward);
+pub static FORWARD: Verb = changes("ForwardConnections", "forward", Role::Forward);
 
 /// The serial console of a VM.
 pub static CONSOLE: Verb = changes("OpenConsole", "console", Role::Console);

@@ -72,7 +72,7 @@ pub async fn run(
     let all = futures_util::StreamExt::chain(tokio_stream::once(first), rest);
     let client = ForwardClient::with_origin(line.client.clone(), origin());
     let mut client = client.max_decoding_message_size(MAX_MESSAGE);
-    let answers = line.drive(BEGIN, client.forward(behalf.state(all))).await?.into_inner();
+    let answers = line.drive(BEGIN, client.forward_connections(behalf.state(all))).await?.into_inner();
     Ok(Relay { line, answers, _place: place, is_over: false })
 }
 

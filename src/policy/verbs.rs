@@ -80,7 +80,7 @@ pub static VERBS: &[Verb] = &[
     Verb { service: QGA, name: "ExecuteQga", names_asker: true, ..USUAL },
     verb("FindDisk", Role::Disks, false),
     // Each connection is decided on, and written down, by itself.
-    Verb { service: FORWARD, name: "Forward", role: Role::Forward, names_asker: true, ..USUAL },
+    Verb { service: FORWARD, name: "ForwardConnections", role: Role::Forward, names_asker: true, ..USUAL },
     Verb {
         names_asker: true,
         ..does(
@@ -158,7 +158,7 @@ pub static VERBS: &[Verb] = &[
     },
     does(FILE_SYSTEMS, "TrimFileSystems", Role::Disks, true, &["guest-fstrim"]),
     verb("WatchEvents", Role::Status, false),
-    Verb { names_asker: true, ..does(COPIES, "WriteFiles", Role::FilesWrite, true, &["guest-file-open"]) },
+    Verb { names_asker: true, ..does(COPIES, "WriteFiles", Role::FilesWrite, true, &[]) },
 ];
 
 /// Commands of QGA that have no method of their own: `guestctl qga` reaches them.

@@ -95,14 +95,19 @@ mod tests {
     use super::*;
     use crate::receipt::{Application, End, Moment, NotFrozen, Times, Volume};
 
-    fn at(boottime_ms: u64) -> Option<Moment> {
-        Some(Moment { boottime_ms, time: String::new() })
+    fn moment(boottime_ms: u64) -> Moment {
+        Moment { boottime_ms, time: String::new() }
     }
 
     fn good() -> Receipt {
         Receipt {
             end: End { how: "asked".to_owned(), problem: String::new() },
-            times: Times { frozen: at(100), thaw_asked: at(200), thawed: at(210), ..Times::default() },
+            times: Times {
+                frozen: Some(moment(100)),
+                thaw_asked: Some(moment(200)),
+                thawed: Some(moment(210)),
+                ..Times::default()
+            },
             volumes: vec![Volume { mount_point: "/".to_owned(), ..Volume::default() }],
             ..Receipt::default()
         }
@@ -125,13 +130,13 @@ mod tests {
     #[test]
     fn whatever_is_not_proved_is_crash() {
         let volume = |problem: &str| Volume { problem: problem.to_owned(), ..good().volumes.remove(0) };
-        let cut = |exit_status, took_ms| Some(Cut { exit_status, took_ms, ..Cut::default() });
+        let cut = |exit_status, took_ms| Some(Cut { took_ms, exit_status, ..Cut::default() });
         let held = NotFrozen { is_held: true, reason: "held".to_owned(), ..NotFrozen::default() };
         let times = |times| Receipt { times, ..good() };
         let cases = [
             (times(Times { frozen: None, ..good().times }), "is not known"),
-            (times(Times { frozen: at(201), ..good().times }), "not complete"),
-            (times(Times { thawed: at(199), ..good().times }), "not complete"),
+            (times(Times { frozen: Some(moment(201)), ..good().times }), "not complete"),
+            (times(Times { thawed: Some(moment(199)), ..good().times }), "not complete"),
             (Receipt { volumes: vec![volume("thawed by others")], ..good() }, "/: thawed by others"),
             (Receipt { volumes: Vec::new(), ..good() }, "no file system"),
             (Receipt { not_frozen: vec![held], ..good() }, "held"),
@@ -177,7 +182,7 @@ mod tests {
             let mut receipt = good();
             receipt.end.how.clone_from(&how);
             receipt.times = Times {
-                frozen: frozen.and_then(at), thaw_asked: asked.and_then(at), thawed: thawed.and_then(at), ..Times::default()
+                frozen: frozen.map(moment), thaw_asked: asked.map(moment), thawed: thawed.map(moment), ..Times::default()
             };
             receipt.volumes[0].problem.clone_from(&problem);
             receipt.not_frozen.push(NotFrozen { is_held: held, ..NotFrozen::default() });

@@ -34,7 +34,7 @@ const MAX_REQUEST: usize = 64 << 10;
 /// How long the first message may take.
 const FIRST: Duration = Duration::from_secs(10);
 /// The verb in audit records.
-const VERB: &str = "Forward";
+const VERB: &str = "ForwardConnections";
 /// Connections that were not made are written down one by one no faster than this; the rest are counted.
 const BETWEEN_FAILURES: Duration = Duration::from_secs(1);
 
@@ -60,12 +60,12 @@ impl Service {
 
 #[tonic::async_trait]
 impl forward_server::Forward for Service {
-    type ForwardStream = Pin<Box<dyn Stream<Item = Result<v1::FromTarget, Status>> + Send>>;
+    type ForwardConnectionsStream = Pin<Box<dyn Stream<Item = Result<v1::FromTarget, Status>> + Send>>;
 
-    async fn forward(
+    async fn forward_connections(
         &self,
         request: Request<Streaming<v1::ToTarget>>,
-    ) -> Result<Response<Self::ForwardStream>, Status> {
+    ) -> Result<Response<Self::ForwardConnectionsStream>, Status> {
         let asker = request.extensions().get::<Asker>().cloned();
         let asker = asker.ok_or_else(|| Status::internal("it is not known who asks"))?;
         let mut requests = request.into_inner();

@@ -133,7 +133,7 @@ mod tests {
             let taken = cut(&said);
             prop_assert_eq!(taken.exit_status, exit_status);
             prop_assert!(taken.id.len() <= 256 && taken.text.len() <= 256);
-            prop_assert!(!taken.text.contains('\u{1b}'));
+            prop_assert!(!taken.text.contains('\x1b'));
         }
     }
 

@@ -160,13 +160,13 @@ mod tests {
         let all: Vec<u8> = (0..=255).collect();
         host.write_all(&all).unwrap();
         let mut found = [0; 256];
-        (&mut line).read_exact(&mut found).await.unwrap();
+        line.read_exact(&mut found).await.unwrap();
         assert_eq!(found, all[..]);
-        (&mut line).write_all(&all).await.unwrap();
+        line.write_all(&all).await.unwrap();
         host.read_exact(&mut found).unwrap();
         assert_eq!(found, all[..]);
         drop(host);
-        assert_eq!((&mut line).read(&mut found).await.unwrap(), 0);
+        assert_eq!(line.read(&mut found).await.unwrap(), 0);
     }
 
     #[tokio::test]

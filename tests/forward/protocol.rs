@@ -38,7 +38,7 @@ impl Call {
         let (say, said) = unbounded_channel();
         say.send(ToTarget { message: Some(first) }).unwrap();
         let mut client = ForwardClient::with_origin(client, http::Uri::from_static(http2::ORIGIN));
-        let answers = client.forward(UnboundedReceiverStream::new(said)).await?.into_inner();
+        let answers = client.forward_connections(UnboundedReceiverStream::new(said)).await?.into_inner();
         Ok(Self { say, answers })
     }
 

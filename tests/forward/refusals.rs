@@ -26,7 +26,9 @@ fn a_role_alone_lets_nothing_be_reached_and_the_reason_says_what_to_write() {
     let words = format!("reach {port}; add forward = [\"{port}\"] to a [[grant]] with host = \"plain\"");
     forwarding.until_complains(&words);
     let records = lab.agent_log();
-    let record = format!("Forward ({port}): denied: no grant lets a host half without a key for uid:0 root");
+    let record = format!(
+        "ForwardConnections ({port}): denied: no grant lets a host half without a key for uid:0 root"
+    );
     assert!(records.contains(&record), "{records}");
 }
 

@@ -132,6 +132,7 @@ fn what_the_settings_of_qga_forbid_is_forbidden_of_the_verbs() {
 /// The verb of `guestctl` that does the work of these commands of QGA.
 const COUNTERPARTS: &[(&[&str], &[&str])] = &[
     (&["guest-exec"], &["exec", "web", "--", "/bin/true"]),
+    (&["guest-file-open"], &["cp", "web:/etc/hostname", "-"]),
     (&["guest-fsfreeze-freeze", "guest-fsfreeze-freeze-list"], &["freeze", "web"]),
     (&["guest-fsfreeze-status"], &["freeze", "web", "--status"]),
     (&["guest-fsfreeze-thaw"], &["thaw", "web"]),

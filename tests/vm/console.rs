@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::harness::host::{HostHalf, Listed};
 use crate::harness::tools::program;
-use crate::harness::vm::{BOOT, REAL_READY, SOON};
+use crate::harness::vm::{BOOT, SOON};
 use crate::harness::wait_for;
 use crate::real;
 
@@ -39,7 +39,7 @@ fn a_console_shows_its_guest_without_an_agent_and_while_it_boots() {
 
     // The end of the kernel is not that of the console, and what boots next is seen from the beginning.
     keys.write_all(b"systemctl reboot\n").unwrap();
-    wait_for("another boot on the console", BOOT, || has(REAL_READY)).unwrap();
+    wait_for("another boot on the console", BOOT, || has("automatic login")).unwrap();
     wait_for("a shell of that boot", BOOT, || {
         keys.write_all(b"echo $((7*7))-by-console\n").ok()?;
         std::thread::sleep(std::time::Duration::from_secs(1));

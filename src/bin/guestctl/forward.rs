@@ -10,7 +10,7 @@ use guestlet::ctl::forward;
 ///
 /// Connections that are made here, or standard input and output with --stdio, are carried to a target in the guest. Each direction of
 /// a connection ends by itself. LISTEN and TARGET are each PORT, ADDRESS:PORT or the absolute path of a unix socket; addresses of IPv6 are in
-/// brackets. A port alone is one of 127.0.0.1 or ::1 in the guest; without LISTEN the same port is listened at here. With port 0 any that
+/// brackets. A port alone is one of the guest itself; without LISTEN the same port is listened at here. With port 0 any that
 /// is free is listened at. The guest's settings say who may reach what: docs/forward.md.
 #[derive(Debug, Args)]
 #[command(

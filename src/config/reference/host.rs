@@ -164,7 +164,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "access.roles",
         "none",
-        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `load-balancers`, `keys`, `freeze`, `power`, `accounts`, `qga`, `logs`, `exec`, `forward`, `console`, or `all`",
+        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `load-balancers`, `keys`, `freeze`, `power`, `accounts`, `qga`, `logs`, `copy`, `exec`, `forward`, `console`, or `all`",
     ),
     ("access.verbs", "none", "single verbs that they may use, such as `\"ping\"` or `\"disk attach\"`"),
     ("access.vms", "all", "to which VMs: names, or patterns such as `\"web-*\"`"),

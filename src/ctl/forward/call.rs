@@ -111,7 +111,7 @@ impl Call {
         outbox.say(Saying::Open(name.to_owned()));
         let mut client = daemon.forward();
         let begin = async {
-            let mut answers = client.forward(sent(said)).await?.into_inner();
+            let mut answers = client.forward_connections(sent(said)).await?.into_inner();
             let first = answers.message().await?;
             Ok((first, answers))
         };

@@ -209,12 +209,12 @@ type FromTargets = Pin<Box<dyn Stream<Item = Result<v1::FromTarget, Status>> + S
 
 #[tonic::async_trait]
 impl Forward for Api {
-    type ForwardStream = FromTargets;
+    type ForwardConnectionsStream = FromTargets;
 
-    async fn forward(
+    async fn forward_connections(
         &self,
         request: Request<Streaming<v1::ToTarget>>,
-    ) -> Result<Response<Self::ForwardStream>, Status> {
+    ) -> Result<Response<Self::ForwardConnectionsStream>, Status> {
         let (metadata, extensions, mut messages) = request.into_parts();
         let first = forward::opening(&mut messages).await?;
         let (call, open) = self.admission.admit(Request::from_parts(metadata, extensions, first)).await?;
