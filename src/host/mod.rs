@@ -72,8 +72,8 @@ pub mod peer;
 pub mod ping;
 pub mod place;
 pub mod rate;
-#[cfg(feature = "kubevirt")]
 mod receipts;
+#[cfg(feature = "kubevirt")]
 pub mod relay;
 pub mod report;
 pub mod rotation;

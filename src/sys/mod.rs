@@ -96,7 +96,7 @@ pub mod pod_cgroup;
 pub mod proc_stat;
 #[cfg(any(feature = "agent", feature = "kubevirt"))]
 pub mod process;
-#[cfg(feature = "host")]
+#[cfg(any(feature = "agent", feature = "host"))]
 pub mod process_end;
 #[cfg(feature = "agent")]
 pub mod process_group;

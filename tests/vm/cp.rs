@@ -29,7 +29,7 @@ fn ended(child: Child) -> (Option<i32>, String) {
 
 #[test]
 fn files_arrive_although_the_guest_is_reset_in_the_middle() {
-    let mut vm = real("copies");
+    let vm = real("copies");
     let host = host_with(&vm, &ROLES);
     // What the settings say by now is to be there after a reset.
     vm.run("sync").unwrap();
