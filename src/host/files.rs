@@ -1,5 +1,5 @@
 //! Files that are copied from and to guests, for people: what `guestlet.v1.Files` of the admin API hands on, over a connection of its
-//! own for each call ([`super::beside`]). Nothing is kept here: what is under way is bounded by the windows of both connections, and
+//! own for each call (`beside`). Nothing is kept here: what is under way is bounded by the windows of both connections, and
 //! whoever copies goes on after an interruption where the files are.
 
 use std::time::Duration;

@@ -4,7 +4,7 @@
 //! {"guestlet-receipt":1,"document":"{\"schema\":1,…}","key":"ed25519:…","signature":"<128 hexadecimal digits>"}
 //! ```
 //!
-//! What is signed is [`PREFIX`] and then the document's bytes, so that no signature of another kind by the same key can be one
+//! What is signed is `PREFIX` and then the document's bytes, so that no signature of another kind by the same key can be one
 //! of a receipt. An envelope comes from a disk, or from a guest: whatever is in it is read, and nothing in it is believed.
 
 use serde::{Deserialize, Serialize};
