@@ -43,7 +43,11 @@ fn a_connection_that_breaks_is_noticed_at_once() {
             .await;
         };
         shown("before").await;
+        // What happens from now on may yet come over the old connection.
+        let before = desk.kubelet.pods.lock().unwrap().asked.len();
         desk.kubelet.break_connections();
+        let asked = || desk.kubelet.pods.lock().unwrap().asked.len();
+        until("another connection", async || (asked() > before).then_some(())).await;
         shown("after").await;
         watch.stop();
         let (_, complaint) = watch.end();
@@ -52,9 +56,8 @@ fn a_connection_that_breaks_is_noticed_at_once() {
             "{complaint}"
         );
 
-        let before = desk.kubelet.pods.lock().unwrap().asked.len();
+        let before = asked();
         let (failed, ()) = tokio::join!(ctl(&desk.admin, &["ping", "web", "-c", "100"]), async {
-            let asked = || desk.kubelet.pods.lock().unwrap().asked.len();
             until("a program runs for it", async || (asked() > before).then_some(())).await;
             desk.kubelet.break_connections();
         });
