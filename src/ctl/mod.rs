@@ -38,6 +38,7 @@ pub mod places;
 pub mod print;
 pub mod proxy;
 mod signals;
+mod standard;
 pub mod topology;
 pub mod trust;
 pub mod volumes;

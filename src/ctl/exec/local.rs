@@ -4,20 +4,18 @@ use std::fs::File;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::sync::mpsc as blocking;
-use std::time::Duration;
 
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
 use super::replay::WINDOW;
 use crate::ctl::signals;
+use crate::ctl::standard::{may_try_again, stream, write};
 use crate::sys::terminal::{self, Changed};
 use crate::wire::proto::v1::TerminalSize;
 
 /// Bytes read at once.
 const PART: usize = WINDOW / 4;
-/// The pause before a stream that others have made one that does not wait is tried again.
-const BUSY: Duration = Duration::from_millis(10);
 
 /// The size of the terminal at this end, if there is one.
 pub fn size() -> Option<TerminalSize> {
@@ -51,11 +49,6 @@ pub fn say(words: &str, is_raw: bool) {
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// A standard stream without a buffer, all of whose errors are told.
-fn stream(stream: impl AsFd) -> io::Result<File> {
-    stream.as_fd().try_clone_to_owned().map(File::from)
-}
-
 /// What is read from standard input, part by part; an empty one is the end, and after an error comes nothing.
 pub fn input() -> io::Result<mpsc::Receiver<io::Result<Vec<u8>>>> {
     let (parts, receiver) = mpsc::channel(1);
@@ -77,28 +70,6 @@ pub fn input() -> io::Result<mpsc::Receiver<io::Result<Vec<u8>>>> {
         }
     })?;
     Ok(receiver)
-}
-
-/// Writes everything.
-fn write(mut stream: &File, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match stream.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(length) => bytes = &bytes[length..],
-            Err(error) => may_try_again(error)?,
-        }
-    }
-    Ok(())
-}
-
-/// Waits a little if an error is none of the stream's.
-fn may_try_again(error: io::Error) -> io::Result<()> {
-    match error.kind() {
-        io::ErrorKind::Interrupted => {}
-        io::ErrorKind::WouldBlock => std::thread::sleep(BUSY),
-        _ => return Err(error),
-    }
-    Ok(())
 }
 
 /// What has become of bytes that were to be written.

@@ -2,10 +2,8 @@
 //!
 //! Standard streams may block, so that each has a thread; between these and the connection there is a pair of sockets.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +17,7 @@ use super::call::{Call, Carried, Event, Wanted};
 use crate::ctl::Error;
 use crate::ctl::client::Daemon;
 use crate::ctl::door::Door;
+use crate::ctl::standard;
 use crate::sys::error_chain;
 use crate::sys::socket::Socket;
 use crate::text::target::Target;
@@ -30,8 +29,6 @@ const LOST: u8 = 255;
 const PART: usize = 64 << 10;
 /// How long what standard input has had may take to reach the target when that has ended its side.
 const LEFTOVERS: Duration = Duration::from_secs(12);
-/// The pause before a stream that others have made one that does not wait is tried again.
-const BUSY: Duration = Duration::from_millis(10);
 
 /// How the connection is over.
 enum Over {
@@ -138,7 +135,7 @@ fn start(
     written: oneshot::Sender<io::Result<()>>,
 ) -> io::Result<()> {
     let (mut from_guest, mut to_guest) = (here.try_clone()?, here.try_clone()?);
-    let (mut input, mut output) = (standard(io::stdin())?, standard(io::stdout())?);
+    let (mut input, mut output) = (standard::stream(io::stdin())?, standard::stream(io::stdout())?);
     thread("input", move || {
         // Whoever broke is seen at the other end; an input that cannot be read has ended.
         if let Err(error) = copy(&mut input, &mut to_guest) {
@@ -157,11 +154,6 @@ fn start(
     })
 }
 
-/// A standard stream without a buffer.
-fn standard(stream: impl AsFd) -> io::Result<File> {
-    stream.as_fd().try_clone_to_owned().map(File::from)
-}
-
 fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
@@ -174,27 +166,10 @@ fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
             Ok(0) => return Ok(()),
             Ok(length) => length,
             Err(error) => {
-                may_try_again(error)?;
+                standard::may_try_again(error)?;
                 continue;
             }
         };
-        let mut rest = part.get(..length).unwrap_or_default();
-        while !rest.is_empty() {
-            match to.write(rest) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(length) => rest = rest.get(length..).unwrap_or_default(),
-                Err(error) => may_try_again(error)?,
-            }
-        }
+        standard::write(&mut *to, part.get(..length).unwrap_or_default())?;
     }
-}
-
-/// Waits a little if an error is none of the stream's.
-fn may_try_again(error: io::Error) -> io::Result<()> {
-    match error.kind() {
-        io::ErrorKind::Interrupted => {}
-        io::ErrorKind::WouldBlock => std::thread::sleep(BUSY),
-        _ => return Err(error),
-    }
-    Ok(())
 }
