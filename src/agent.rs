@@ -8,6 +8,7 @@ pub mod keys;
 pub mod receipts;
 mod services;
 pub mod topology;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

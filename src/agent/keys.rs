@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use lexopt::Arg;
 use rustls::pki_types::UnixTime;
 
+use crate::agent::words::{self, Words};
 use crate::config::agent::TrustSettings;
 use crate::guest::{Guest, freeze, identity};
 use crate::rpc::keys::Keys;
@@ -68,22 +68,8 @@ pub struct Asked {
 /// # Errors
 /// In words for people.
 pub fn parse(words: &[OsString]) -> Result<Asked, String> {
-    let mut parser = lexopt::Parser::from_args(words);
-    let told = |error: lexopt::Error| error.to_string();
-    let (mut verb, mut json, mut settings) = (None, false, None);
-    while let Some(argument) = parser.next().map_err(told)? {
-        match argument {
-            Arg::Long("settings") => settings = Some(PathBuf::from(parser.value().map_err(told)?)),
-            Arg::Short('o') | Arg::Long("output") => match parser.value().map_err(told)?.to_str() {
-                Some("json") => json = true,
-                Some("table") => json = false,
-                _ => return Err("the output is table or json".to_owned()),
-            },
-            Arg::Value(word) if verb.is_none() => verb = Some(word),
-            argument => return Err(argument.unexpected().to_string()),
-        }
-    }
-    let action = match verb.as_ref().and_then(|verb| verb.to_str()) {
+    let Words { plain, json, settings } = words::read(words, 1)?;
+    let action = match plain.first().and_then(|verb| verb.to_str()) {
         Some("ls") => Action::List { json },
         Some("reset") => Action::Reset,
         _ => {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use lexopt::Arg;
 use prost_types::Timestamp;
 use serde_json::{Value, json};
 
 use crate::agent::keys;
+use crate::agent::words::{self, Words};
 use crate::config::agent::AgentSettings;
 use crate::guest::Guest;
 use crate::guest::freeze::Freezer;
@@ -78,21 +78,7 @@ pub struct Asked {
 pub fn parse(words: &[OsString]) -> Result<Asked, String> {
     const HELP: &str = "say what to do with receipts: guestlet receipts ls, show ID, or verify ID|FILE";
 
-    let mut parser = lexopt::Parser::from_args(words);
-    let told = |error: lexopt::Error| error.to_string();
-    let (mut plain, mut json, mut settings) = (Vec::new(), false, None);
-    while let Some(argument) = parser.next().map_err(told)? {
-        match argument {
-            Arg::Long("settings") => settings = Some(PathBuf::from(parser.value().map_err(told)?)),
-            Arg::Short('o') | Arg::Long("output") => match parser.value().map_err(told)?.to_str() {
-                Some("json") => json = true,
-                Some("table") => json = false,
-                _ => return Err("the output is table or json".to_owned()),
-            },
-            Arg::Value(word) => plain.push(word),
-            argument => return Err(argument.unexpected().to_string()),
-        }
-    }
+    let Words { plain, json, settings } = words::read(words, usize::MAX)?;
     let mut words = plain.into_iter();
     let verb = words.next();
     let object = words.next();
