@@ -8,8 +8,6 @@
 //! however slowly somebody reads it, the session's calls and events do not wait. Nothing is kept here: what is under way is
 //! bounded by the windows of both connections, and what is lost with one is sent again by whoever resumes.
 
-use std::time::Duration;
-
 use tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
@@ -21,6 +19,7 @@ use super::fleet::Handle;
 use super::machine::{self, Desks};
 use super::text;
 use crate::access::verb::{self, Verb};
+use crate::transport::opening::first;
 use crate::wire::proto::v1::exec_client::ExecClient;
 use crate::wire::proto::v1::from_program::Message as FromIt;
 use crate::wire::proto::v1::program_ended::How;
@@ -32,8 +31,6 @@ pub const MAX_REQUEST: usize = 512 << 10;
 const MAX_ANSWER: usize = 128 << 10;
 /// What an agent can that opens sessions by PAM.
 const LOGIN: &str = "login";
-/// How long the first message of a client may take.
-const SOON: Duration = Duration::from_secs(10);
 
 /// What a client says first.
 pub struct Opening(ToProgram);
@@ -90,8 +87,7 @@ impl Opening {
 /// # Errors
 /// If it is not, or does not come soon.
 pub async fn opening(messages: &mut Streaming<ToProgram>) -> Result<Opening, Status> {
-    let first = tokio::time::timeout(SOON, messages.message()).await;
-    let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+    let first = first(messages).await?;
     let first = first.filter(|first| matches!(first.message, Some(Message::Start(_) | Message::Attach(_))));
     let first =
         first.ok_or_else(|| Status::invalid_argument("the first message is neither start nor attach"))?;

@@ -2,8 +2,6 @@
 //! own for each call (`beside`). Nothing is kept here: what is under way is bounded by the windows of both connections, and
 //! whoever copies goes on after an interruption where the files are.
 
-use std::time::Duration;
-
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -16,15 +14,13 @@ use super::machine::{self, Beside, Desks};
 use super::text;
 use crate::access::verb::{self, Verb};
 use crate::transport::http2;
+use crate::transport::opening::first;
 use crate::wire::files::MAX_MESSAGE;
 use crate::wire::proto::v1::files_client::FilesClient;
 use crate::wire::proto::v1::{
     FileFailed, FromReader, FromWriter, OpenFiles, ToReader, ToWriter, from_reader, from_writer, to_reader,
     to_writer,
 };
-
-/// How long the first message of a client may take.
-const SOON: Duration = Duration::from_secs(10);
 
 /// A message of a client, of one of both kinds of calls.
 pub trait Says: Sized + Send + 'static {
@@ -117,8 +113,7 @@ impl<S: Says> Asked for Opening<S> {
 /// # Errors
 /// If it is not, or does not come soon.
 pub async fn opening<S: Says>(messages: &mut Streaming<S>) -> Result<Opening<S>, Status> {
-    let first = tokio::time::timeout(SOON, messages.message()).await;
-    let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+    let first = first(messages).await?;
     let first = first.filter(|first| first.open().is_some());
     first.map(Opening).ok_or_else(|| Status::invalid_argument("the first message is not open"))
 }

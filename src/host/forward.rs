@@ -4,8 +4,6 @@
 //! Messages go through one by one, and nothing is kept: what is under way is bounded by the windows of both connections, and what each
 //! forwarded connection may have under way by the credit that its ends give each other.
 
-use std::time::Duration;
-
 use tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
@@ -16,6 +14,7 @@ use super::fleet::Handle;
 use super::machine::{self, Beside, Desks};
 use super::text;
 use crate::access::verb::{self, Verb};
+use crate::transport::opening::first;
 use crate::wire::proto::v1::forward_client::ForwardClient;
 use crate::wire::proto::v1::from_target::Message as FromIt;
 use crate::wire::proto::v1::to_target::Message;
@@ -23,8 +22,6 @@ use crate::wire::proto::v1::{FromTarget, OpenForward, ToTarget};
 
 /// Bytes of one message of a client, and of an agent.
 pub const MAX_MESSAGE: usize = 64 << 10;
-/// How long the first message of a client may take.
-const SOON: Duration = Duration::from_secs(10);
 
 impl Asked for OpenForward {
     fn verb(&self) -> &'static Verb {
@@ -41,8 +38,7 @@ impl Asked for OpenForward {
 /// # Errors
 /// If it is not, or does not come soon.
 pub async fn opening(messages: &mut Streaming<ToTarget>) -> Result<OpenForward, Status> {
-    let first = tokio::time::timeout(SOON, messages.message()).await;
-    let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+    let first = first(messages).await?;
     match first.and_then(|first| first.message) {
         Some(Message::Open(open)) => Ok(open),
         _ => Err(Status::invalid_argument("the first message is not open")),

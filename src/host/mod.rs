@@ -78,7 +78,6 @@ pub mod relay;
 pub mod report;
 pub mod rotation;
 pub mod scrape;
-mod seats;
 pub mod session;
 pub mod settings;
 pub mod state;

@@ -24,6 +24,7 @@ use crate::rpc::guard::Gate;
 use crate::rpc::guest::may_work;
 use crate::sys::error_chain;
 use crate::sys::terminal::Size;
+use crate::transport::opening;
 use crate::wire::exec::EXIT_CODE;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::exec_server::{self, ExecServer};
@@ -32,8 +33,6 @@ use conversation::Conversation;
 
 /// Bytes of one request: arguments and variables, and what is around each of many short ones.
 const MAX_REQUEST: usize = 2 * exec::MAX_ARGUMENTS;
-/// How long the first message may take.
-const FIRST: Duration = Duration::from_secs(10);
 /// How long a program may wait for a client, in seconds, unless its call says how long.
 const USUAL_WAIT: u32 = 30;
 const USUAL_KEEP: u32 = 600;
@@ -306,8 +305,7 @@ impl exec_server::Exec for Service {
         let asker = asker(&request)?;
         let noted = request.extensions().get::<Arc<Noted>>().cloned().unwrap_or_default();
         let mut requests = request.into_inner();
-        let first = tokio::time::timeout(FIRST, requests.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+        let first = opening::first(&mut requests).await?;
         let attached = match first.and_then(|first| first.message) {
             Some(Message::Start(start)) => self.start(start, &asker, &noted).await?,
             Some(Message::Attach(attach)) => {

@@ -3,11 +3,9 @@
 
 mod check;
 mod conversation;
-mod places;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -24,6 +22,8 @@ use crate::policy::{Asker, Role};
 use crate::rpc::guard::Gate;
 use crate::rpc::guest::may_work;
 use crate::sys::blocking;
+use crate::transport::opening;
+use crate::transport::seats::{Seat, Seats};
 use crate::wire::proto::v1::files_server::{self, FilesServer};
 use crate::wire::proto::v1::{
     FileFailed, FileFailure, FromReader, FromWriter, OpenFiles, ToReader, ToWriter, from_reader, from_writer,
@@ -31,10 +31,19 @@ use crate::wire::proto::v1::{
 };
 use check::Check;
 use conversation::Conversation;
-use places::{Place, Places};
 
-/// How long the first message may take.
-const FIRST: Duration = Duration::from_secs(10);
+/// Calls that are under way, in all and of one caller: each takes a thread, and some 3 MiB.
+const ALL: u32 = 16;
+const OF_ONE: u32 = 8;
+
+/// A call is under way until its last clone is dropped.
+type Place = Arc<Seat<String>>;
+
+fn too_many() -> Status {
+    Status::resource_exhausted(format!(
+        "files are copied from or to this guest {ALL} times at a time, and {OF_ONE} times for one caller; try again later"
+    ))
+}
 
 /// The service.
 #[derive(Debug, Clone)]
@@ -42,14 +51,15 @@ pub struct Service {
     guest: Guest,
     gate: Gate,
     records: Records,
-    places: Places,
+    /// Of each caller.
+    places: Seats<String>,
     stopping: CancellationToken,
 }
 
 impl Service {
     /// Copies files of this guest, as far as the rules of `gate` let it, until `stopping`. What is interrupted is kept in `records`.
     pub fn new(guest: Guest, gate: Gate, records: Records, stopping: CancellationToken) -> Self {
-        Self { guest, gate, records, places: Places::default(), stopping }
+        Self { guest, gate, records, places: Seats::new(OF_ONE, ALL), stopping }
     }
 
     /// The service as HTTP/2 serves it.
@@ -71,14 +81,14 @@ impl Service {
         let asker = asker.ok_or_else(|| Status::internal("it is not known who asks"))?;
         let noted = request.extensions().get::<Arc<Noted>>().cloned().unwrap_or_default();
         let mut requests = request.into_inner();
-        let first = tokio::time::timeout(FIRST, requests.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+        let first = opening::first(&mut requests).await?;
         let first = first.filter(|first| first.open().is_some());
         let first = first.ok_or_else(|| Status::invalid_argument("the first message is not open"))?;
         let subject = first.open().map(|open| printable(&String::from_utf8_lossy(&open.path)));
         let _ = noted.subject.set(subject.unwrap_or_default());
         may_work()?;
-        let place = self.places.take(&format!("{}\n{}", asker.who(), asker.caller()))?;
+        let place = self.places.take(format!("{}\n{}", asker.who(), asker.caller()));
+        let place = Arc::new(place.ok_or_else(too_many)?);
         let check = Check::new(self.gate.clone(), asker, self.guest.freezer.clone(), verb, role, &noted);
         let (say, requested) = mpsc::channel(WAITING);
         let (tell, answers) = mpsc::channel(WAITING);

@@ -23,6 +23,7 @@ use crate::policy::{Asked, Asker, Decision, Detail, Role, Target};
 use crate::rpc::guard::Gate;
 use crate::sys::socket::Socket;
 use crate::transport::carry::{Counts, Ended, Link};
+use crate::transport::opening;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::RefusedBecause;
 use crate::wire::proto::v1::forward_server::{self, ForwardServer};
@@ -31,8 +32,6 @@ use conversation::Conversation;
 
 /// Bytes of one request.
 const MAX_REQUEST: usize = 64 << 10;
-/// How long the first message may take.
-const FIRST: Duration = Duration::from_secs(10);
 /// The verb in audit records.
 const VERB: &str = "ForwardConnections";
 /// Connections that were not made are written down one by one no faster than this; the rest are counted.
@@ -69,8 +68,7 @@ impl forward_server::Forward for Service {
         let asker = request.extensions().get::<Asker>().cloned();
         let asker = asker.ok_or_else(|| Status::internal("it is not known who asks"))?;
         let mut requests = request.into_inner();
-        let first = tokio::time::timeout(FIRST, requests.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+        let first = opening::first(&mut requests).await?;
         if !matches!(first.and_then(|first| first.message), Some(Message::Open(_))) {
             return Err(Status::invalid_argument("the first message is not open"));
         }

@@ -24,10 +24,14 @@ pub mod http2;
 pub mod later;
 #[cfg(feature = "agent")]
 pub mod listen;
+#[cfg(any(feature = "agent", feature = "host"))]
+pub mod opening;
 #[cfg(feature = "agent")]
 pub mod relay;
 #[cfg(any(feature = "agent", feature = "host"))]
 mod route;
+#[cfg(any(feature = "agent", feature = "host"))]
+pub mod seats;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod serial;
 pub mod unix;

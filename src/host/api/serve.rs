@@ -8,13 +8,17 @@ use tokio_util::sync::CancellationToken;
 use super::super::clients::Clients;
 use super::super::introduced::Introduced;
 use super::super::peer::Peer;
-use super::super::seats::Seats;
 use super::{Api, services};
 use crate::access::Rules;
 use crate::transport::http2::{self, Bounds};
+use crate::transport::seats::Seats;
 use crate::transport::unix::Listener;
 use crate::wire::proto::v1::admin_server::AdminServer;
 
+/// Connections of one user.
+const OF_ONE: u32 = 8;
+/// Connections of all users together; the other places are for those who may do everything.
+const OF_ALL: u32 = 48;
 /// Connections at a time; a further one is closed at once.
 const MAX_CLIENTS: u32 = 64;
 /// Bytes of one request.
@@ -26,7 +30,7 @@ pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
     let admin = AdminServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let service = services::beside(&api, admin);
     let clients = Clients::new("API", MAX_CLIENTS);
-    let seats = Seats::default();
+    let seats = Seats::new(OF_ONE, OF_ALL);
     open_or_close(&socket, &rules.borrow_and_update());
     loop {
         let accepted = tokio::select! {

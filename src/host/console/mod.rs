@@ -32,6 +32,7 @@ use super::half::Half;
 use super::text;
 use crate::access::verb::{self, Verb};
 use crate::supervise::Scope;
+use crate::transport::opening::first;
 use crate::wire::proto::v1::to_console::Message;
 use crate::wire::proto::v1::{ConsoleRequest, FromConsole, ToConsole};
 use relay::Relay;
@@ -39,8 +40,6 @@ use seat::{Refusal, Seats};
 
 /// Bytes of one message of a client.
 pub const MAX_REQUEST: usize = 64 << 10;
-/// How long the first message of a client may take.
-const SOON: Duration = Duration::from_secs(10);
 /// How long a hypervisor may take, of which several things are asked.
 const OPENING: Duration = Duration::from_secs(30);
 /// Messages for a client that wait.
@@ -83,8 +82,7 @@ impl Asked for Opening {
 /// # Errors
 /// If it is not, or does not come soon.
 pub async fn opening(messages: &mut Streaming<ToConsole>) -> Result<Opening, Status> {
-    let first = tokio::time::timeout(SOON, messages.message()).await;
-    let first = first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))??;
+    let first = first(messages).await?;
     match first.and_then(|first| first.message) {
         Some(Message::Open(request)) => Ok(Opening(request)),
         _ => Err(Status::invalid_argument("the first message does not say open")),

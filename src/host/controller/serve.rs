@@ -17,11 +17,11 @@ use super::nodes::Nodes;
 use crate::host::backends::kubevirt::controller::certificates::{self, Ca};
 use crate::host::backends::kubevirt::controller::join::{self, JoinError};
 use crate::host::clients::Clients;
-use crate::host::seats::Seats;
 use crate::host::text;
 use crate::sys::tcp;
 use crate::transport::callback::Opened;
 use crate::transport::http2::{self, Bounds};
+use crate::transport::seats::Seats;
 use crate::trust::certificate;
 use crate::wire::proto::v1::controller_server::{Controller, ControllerServer};
 use crate::wire::proto::v1::{

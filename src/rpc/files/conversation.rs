@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use super::Answers;
-use super::places::Place;
+use super::Place;
 
 /// After how long it is said that the work goes on.
 const WORKING: Duration = Duration::from_secs(5);

@@ -1,12 +1,7 @@
-//! How many connections each of those may have that are connected at a time, so that none of them takes all places of a socket.
+//! How many connections, or calls that last, each of those may have that have some at a time, so that none of them takes all places.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Connections of one user.
-const OF_ONE: u32 = 8;
-/// Connections of all users together; the other places are for those who may do everything.
-const OF_ALL: u32 = 48;
 
 /// The connections of each, such as a user; clones share them.
 #[derive(Debug, Clone)]
@@ -21,13 +16,6 @@ pub struct Seats<K: Ord> {
 pub struct Seat<K: Ord> {
     seats: Seats<K>,
     who: K,
-}
-
-impl Default for Seats<u32> {
-    /// Those of users, by their IDs.
-    fn default() -> Self {
-        Self::new(OF_ONE, OF_ALL)
-    }
 }
 
 impl<K: Ord> Seats<K> {
@@ -69,9 +57,12 @@ impl<K: Ord> Drop for Seat<K> {
 mod tests {
     use super::*;
 
+    const OF_ONE: u32 = 8;
+    const OF_ALL: u32 = 48;
+
     #[test]
     fn one_user_takes_some_places_and_all_users_not_all() {
-        let seats = Seats::default();
+        let seats = Seats::new(OF_ONE, OF_ALL);
         let mut taken: Vec<_> = (0..OF_ONE).map(|_| seats.take(1).unwrap()).collect();
         assert!(seats.take(1).is_none());
         taken.push(seats.take(2).unwrap());
@@ -80,6 +71,18 @@ mod tests {
         taken.extend((3..100).map_while(|uid| seats.take(uid)));
         assert_eq!(taken.len(), usize::try_from(OF_ALL).unwrap());
         drop(taken);
+        assert!(seats.taken.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_left_is_for_others() {
+        let seats = Seats::new(8, 16);
+        let take = |who: &str| (0..16).map_while(|_| seats.take(who.to_owned())).collect::<Vec<_>>();
+        let (first, second) = (take("a"), take("b"));
+        assert_eq!((first.len(), second.len(), take("c").len()), (8, 8, 0));
+        drop(first);
+        assert_eq!(take("c").len(), 8);
+        drop(second);
         assert!(seats.taken.lock().unwrap().is_empty());
     }
 }
