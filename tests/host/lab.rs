@@ -153,6 +153,14 @@ impl Lab {
         wait(&mut self.daemon.take().unwrap())
     }
 
+    /// Starts the daemon again if it has ended, as kubelet and systemd do.
+    #[allow(dead_code, reason = "each test program uses a part of it")]
+    pub fn revive(&mut self) {
+        if self.daemon.as_mut().is_none_or(|daemon| daemon.try_wait().unwrap().is_some()) {
+            self.begin();
+        }
+    }
+
     /// Ends the daemon with SIGTERM.
     pub fn stop(&mut self) -> ExitStatus {
         let mut daemon = self.daemon.take().unwrap();

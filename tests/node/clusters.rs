@@ -222,7 +222,13 @@ fn while_the_api_is_away_nothing_is_said_to_be_gone() {
         }
         refused(calls.watch("", 0).await.map(drop), Code::Unavailable, "");
         whole.cluster.turn.start_api_server();
-        let back = until("it is said again", async || calls.get(&web.uid).await.ok()).await;
+        // A controller whose Lease has expired before the API server answered has ended.
+        let controller = &mut whole.controllers[0];
+        let back = until("it is said again", async || {
+            controller.revive();
+            calls.get(&web.uid).await.ok()
+        });
+        let back = back.await;
         assert_eq!(back.existence(), Existence::Exists);
         // What was known is known: nothing was taken back.
         let since = until("news can be heard", async || calls.watch(&position, 0).await.ok()).await;
