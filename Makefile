@@ -172,6 +172,7 @@ soak: export GUESTLET_SOAK := 1
 soak: images ## the long churns
 	$(STEP) "churns without VMs" cargo test $(GATE) --quiet --test monitors --test disks --test csi --test cluster -- churn \
 		killed
+	$(STEP) "1 GiB through programs and copies, interrupted" cargo test $(GATE) --quiet --test exec --test cp -- killed every_byte
 	$(STEP) "500 Services of Harvester" cargo test $(GATE) --quiet --test node -- many_services
 	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come \
 		power_loss churn::whatever

@@ -45,6 +45,9 @@ const SEND_BUFFER: usize = 64 * 1024;
 const HEADER_TABLE_SIZE: u32 = 0;
 /// Streams that the peer reset before they were served; beyond it the connection is closed.
 const MAX_PENDING_RESETS: usize = 32;
+/// Frames for calls that were refused or have ended; beyond it the connection is closed. Clients of gRPC make up to 100 calls before they
+/// know how many may be open, with some frames each.
+const MAX_LATE_FRAMES: usize = 512;
 /// How long a peer may take to its first call; one that says nothing is closed.
 const FIRST_CALL: Duration = Duration::from_secs(10);
 /// How long a connection may finish its calls after the shutdown began.
@@ -182,7 +185,7 @@ where
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
         .header_table_size(HEADER_TABLE_SIZE)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-        .max_local_error_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_LATE_FRAMES)
         .initial_stream_window_size(bounds.stream_window)
         .initial_connection_window_size(bounds.connection_window)
         .max_send_buf_size(bounds.send_buffer)

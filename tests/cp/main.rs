@@ -24,4 +24,6 @@ mod lab;
 mod launch;
 mod refusals;
 mod resume;
+#[path = "../soak.rs"]
+mod soak;
 mod trees;

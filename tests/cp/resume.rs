@@ -12,8 +12,12 @@ use std::time::{Duration, Instant};
 use crate::host::wait;
 use crate::hostile::assert_nothing_beside;
 use crate::lab::{Lab, pattern};
+use crate::soak::steps;
 
-const LENGTH: usize = 96 << 20;
+/// Bytes of the file.
+fn length() -> usize {
+    steps(96 << 20, 1 << 30)
+}
 
 /// Numbers by chance; the seed is printed by a test that fails.
 struct Chance(u64);
@@ -89,7 +93,7 @@ fn until_beside(child: &mut Child, directory: &Path, bytes: u64) -> bool {
 
 fn lab_with_source() -> Lab {
     let lab = Lab::new();
-    fs::write(lab.file("source"), pattern(LENGTH, 11)).unwrap();
+    fs::write(lab.file("source"), pattern(length(), 11)).unwrap();
     fs::create_dir(lab.file("to")).unwrap();
     lab
 }
@@ -101,12 +105,12 @@ fn guestctl_that_is_killed_goes_on_where_it_was() {
     let lab = lab_with_source();
     let mut chance = Chance::new();
     for (from, to) in WAYS {
-        let observer = Observer::of(lab.file("to/file"), None, LENGTH as u64);
+        let observer = Observer::of(lab.file("to/file"), None, length() as u64);
         let mut killed = 0;
         let mut furthest = 0;
         for round in 0..6 {
             let mut child = lab.command(&[from, to]).stderr(Stdio::piped()).spawn().unwrap();
-            let wanted = furthest + 1 + chance.below(LENGTH as u64 / 8);
+            let wanted = furthest + 1 + chance.below(length() as u64 / 8);
             if until_beside(&mut child, &lab.file("to"), wanted) {
                 break;
             }
@@ -124,7 +128,7 @@ fn guestctl_that_is_killed_goes_on_where_it_was() {
         }
         lab.copies(&[from, to]);
         observer.end();
-        assert!(fs::read(lab.file("to/file")).unwrap() == pattern(LENGTH, 11));
+        assert!(fs::read(lab.file("to/file")).unwrap() == pattern(length(), 11));
         assert_nothing_beside(&lab, "to");
         assert!(!lab.status().contains("partial file"));
         fs::remove_file(lab.file("to/file")).unwrap();
@@ -137,11 +141,11 @@ fn a_host_half_and_an_agent_that_are_killed_are_waited_for() {
     let mut chance = Chance::new();
     fs::write(lab.file("to/file"), "old").unwrap();
     for (from, to) in WAYS.into_iter().chain([("web:@/source", "db:@/to/file")]) {
-        let observer = Observer::of(lab.file("to/file"), Some(3), LENGTH as u64);
+        let observer = Observer::of(lab.file("to/file"), Some(3), length() as u64);
         let mut child = lab.command(&[from, to]).stderr(Stdio::piped()).spawn().unwrap();
         let mut killed = 0;
         for round in 0..4_u64 {
-            let wanted = (round * 2 + 1) * (LENGTH as u64 / 16) + chance.below(LENGTH as u64 / 32);
+            let wanted = (round * 2 + 1) * (length() as u64 / 16) + chance.below(length() as u64 / 32);
             if until_beside(&mut child, &lab.file("to"), wanted) {
                 break;
             }
@@ -159,7 +163,7 @@ fn a_host_half_and_an_agent_that_are_killed_are_waited_for() {
         assert!(status.success(), "{to}: {words}");
         assert!(killed >= 2, "it was interrupted {killed} times");
         observer.end();
-        assert!(fs::read(lab.file("to/file")).unwrap() == pattern(LENGTH, 11), "{to}");
+        assert!(fs::read(lab.file("to/file")).unwrap() == pattern(length(), 11), "{to}");
         assert_nothing_beside(&lab, "to");
         fs::write(lab.file("to/file"), "old").unwrap();
     }
@@ -258,10 +262,10 @@ fn what_is_left_of_an_earlier_source_is_not_taken_for_this_one() {
         child.kill().unwrap();
         child.wait().unwrap();
         // As long, and something else.
-        fs::write(lab.file("source"), pattern(LENGTH, 12)).unwrap();
+        fs::write(lab.file("source"), pattern(length(), 12)).unwrap();
         lab.copies(&[from, to]);
-        assert!(fs::read(lab.file("to/file")).unwrap() == pattern(LENGTH, 12), "{to}");
-        fs::write(lab.file("source"), pattern(LENGTH, 11)).unwrap();
+        assert!(fs::read(lab.file("to/file")).unwrap() == pattern(length(), 12), "{to}");
+        fs::write(lab.file("source"), pattern(length(), 11)).unwrap();
         fs::remove_file(lab.file("to/file")).unwrap();
     }
 }

@@ -29,7 +29,10 @@ mod login;
 
 mod programs;
 mod refusals;
+mod requests;
 mod resume;
 mod screen;
+#[path = "../soak.rs"]
+mod soak;
 mod streams;
 mod terminal;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::lab::{Lab, code};
+use crate::soak::steps;
 
 /// Bytes whose place in the stream can be told.
 fn pattern(length: usize) -> Vec<u8> {
@@ -15,24 +16,25 @@ fn pattern(length: usize) -> Vec<u8> {
 
 #[test]
 fn every_byte_arrives_once_while_the_host_half_is_killed_again_and_again() {
-    const LENGTH: usize = 64 << 20;
+    let length = steps(64 << 20, 1 << 30);
+    let rounds = steps(4, 12);
     let mut lab = Lab::new();
     let mut command = lab.command(&["-i"], &["sh", "-c", "cat; exit 6"]);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut sink = child.stdin.take().unwrap();
     let writer = std::thread::spawn(move || {
-        for part in pattern(LENGTH).chunks(1 << 16) {
+        for part in pattern(length).chunks(1 << 16) {
             sink.write_all(part).unwrap();
         }
     });
     let mut source = child.stdout.take().unwrap();
     let reader = std::thread::spawn(move || {
-        let mut all = Vec::with_capacity(LENGTH);
+        let mut all = Vec::with_capacity(length);
         source.read_to_end(&mut all).unwrap();
         all
     });
-    for round in 0..4u64 {
+    for round in 0..rounds {
         std::thread::sleep(Duration::from_millis(150 + 130 * round));
         lab.host.kill();
         lab.host.again();
@@ -42,8 +44,8 @@ fn every_byte_arrives_once_while_the_host_half_is_killed_again_and_again() {
     assert_eq!(status.code(), Some(6), "{complaints}");
     writer.join().unwrap();
     let all = reader.join().unwrap();
-    assert_eq!(all.len(), LENGTH, "{complaints}");
-    assert!(all == pattern(LENGTH));
+    assert_eq!(all.len(), length, "{complaints}");
+    assert!(all == pattern(length));
     let resumed = lab.agent_log().matches("(attach to ").count();
     assert!(resumed >= 2, "it was interrupted {resumed} times: send more");
 }

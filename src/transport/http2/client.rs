@@ -10,7 +10,7 @@ use http::{Request, Response};
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use tonic::body::Body;
 
-use super::{CONNECTION_WINDOW, HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE, SEND_BUFFER, STREAM_WINDOW};
+use super::{Bounds, CONNECTION_WINDOW, HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE, SEND_BUFFER, STREAM_WINDOW};
 use crate::transport::Stream;
 
 /// The calling end of a connection; clones share it.
@@ -61,6 +61,8 @@ async fn handshake(
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
         .header_table_size(HEADER_TABLE_SIZE)
         .max_send_buffer_size(SEND_BUFFER)
+        // Until the peer has said how many calls may be open: one more than that would be refused.
+        .initial_max_send_streams(Bounds::SMALL.open_calls as usize)
         .enable_push(false)
         .handshake(stream)
         .await?;
