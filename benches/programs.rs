@@ -1,5 +1,5 @@
-//! How fast programs start in a guest, keys come back and bytes go through: `cargo bench --bench programs`. For root; guestctl,
-//! guestlet-host and the agent are on unix sockets of this machine.
+//! How fast programs start in a guest, keys come back and bytes go through, of programs, copies and connections: `cargo bench
+//! --bench programs`. For root, with socat; guestctl, guestlet-host and the agent are on unix sockets of this machine.
 
 #![allow(
     clippy::cast_precision_loss,
@@ -9,6 +9,9 @@
     clippy::unwrap_used
 )]
 
+#[allow(dead_code, reason = "shared with the tests of connections")]
+#[path = "../tests/forward/forwarding.rs"]
+mod forwarding;
 #[allow(dead_code, reason = "shared with the tests of the host half")]
 #[path = "../tests/host/lab.rs"]
 mod host;
@@ -21,11 +24,14 @@ mod launch;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use guestlet::sys::terminal::{self, Size};
 
+use forwarding::Forwarding;
 use lab::{Lab, until};
 
 const STARTS: usize = 200;
@@ -33,12 +39,20 @@ const KEYS: usize = 1000;
 const BYTES: u64 = 1 << 30;
 /// As many as one guest may have clients for root.
 const SESSIONS: u64 = 48;
+/// Bytes of what a connection is served in one write.
+const PART: usize = 256 * 1024;
 
 fn main() {
-    let lab = Lab::new();
+    let port = serve();
+    let grants = format!(
+        "[[grant]]\nhost = \"plain\"\nroles = [\"status\", \"exec\", \"files-write\", \"forward\"]\nforward = [\"{port}\"]\n"
+    );
+    let lab = Lab::with(&grants);
     starts(&lab);
     keys(&lab);
     pipes(&lab);
+    copies(&lab);
+    forwards(&lab, port);
     sessions(&lab);
 }
 
@@ -129,6 +143,104 @@ fn pipes(lab: &Lab) {
             rate(BYTES, output),
             rate(BYTES, input)
         );
+    }
+}
+
+/// A file each way, from memory to memory, beside cp and what SHA-256 alone takes.
+fn copies(lab: &Lab) {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let place = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (from, to) = (place("from"), place("to"));
+    let mut make = Command::new("sh");
+    // Bytes that are not zeros: those would be holes.
+    make.args(["-c", &format!("head -c {PART} /dev/urandom > {from}.part")]);
+    timed(make);
+    let part = std::fs::read(format!("{from}.part")).unwrap();
+    let mut file = File::create(&from).unwrap();
+    for _ in 0..BYTES / PART as u64 {
+        file.write_all(&part).unwrap();
+    }
+    drop(file);
+    for _ in 0..3 {
+        let tried = |mut command: Command, source: &Path| {
+            drop(std::fs::remove_file(&to));
+            command.arg(source).arg(&to);
+            rate(BYTES, timed(command))
+        };
+        let plain = tried(Command::new("cp"), Path::new(&from));
+        let guestctl = |source: String, target: String| {
+            drop(std::fs::remove_file(&to));
+            let mut command = lab.host.ctl_command(&["cp", &source, &target]);
+            command.env("XDG_STATE_HOME", folder.path());
+            rate(BYTES, timed(command))
+        };
+        let there = guestctl(from.clone(), format!("web:{to}"));
+        let back = guestctl(format!("web:{from}"), to.clone());
+        let mut sum = Command::new("sha256sum");
+        sum.arg(&from);
+        let sum = rate(BYTES, timed(sum));
+        println!(
+            "1 GiB: {plain:.0} MiB/s by cp, {there:.0} MiB/s to the guest, {back:.0} MiB/s from it; sha256sum {sum:.0} MiB/s"
+        );
+    }
+}
+
+/// Sends each client [`BYTES`], and ends.
+fn serve() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let part = vec![7; PART];
+            let mut client = client.unwrap();
+            for _ in 0..BYTES / PART as u64 {
+                client.write_all(&part).unwrap();
+            }
+        }
+    });
+    port
+}
+
+/// Reads all that is served there.
+fn read(place: &str) -> f64 {
+    let begun = Instant::now();
+    let mut client = TcpStream::connect(place).unwrap();
+    let (mut part, mut all) = (vec![0; PART], 0);
+    loop {
+        match client.read(&mut part).unwrap() {
+            0 => break,
+            length => all += length as u64,
+        }
+    }
+    assert_eq!(all, BYTES);
+    rate(BYTES, begun.elapsed())
+}
+
+/// A connection through the guest, beside two processes of socat with a unix socket between them.
+fn forwards(lab: &Lab, port: u16) {
+    let forwarding = Forwarding::of(lab, port);
+    for _ in 0..3 {
+        let socket = lab.file("socat");
+        drop(std::fs::remove_file(&socket));
+        let near = forwarding::free_port();
+        let run = |from: String, to: String| {
+            Command::new("socat").args(["-b", "65536", &from, &to]).spawn().unwrap()
+        };
+        let mut both = [
+            run(format!("UNIX-LISTEN:{}", socket.display()), format!("TCP:127.0.0.1:{port}")),
+            run(format!("TCP-LISTEN:{near},reuseaddr"), format!("UNIX-CONNECT:{}", socket.display())),
+        ];
+        until("socat listens", || {
+            let listening = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            socket.exists() && listening.contains(&format!("0100007F:{near:04X} 00000000:0000 0A"))
+                || listening.contains(&format!("00000000:{near:04X} 00000000:0000 0A"))
+        });
+        let socat = read(&format!("127.0.0.1:{near}"));
+        for child in &mut both {
+            child.wait().unwrap();
+        }
+        let guestctl = read(&forwarding.places[0]);
+        println!("1 GiB: {socat:.0} MiB/s by two of socat, {guestctl:.0} MiB/s by guestctl forward");
     }
 }
 

@@ -1,4 +1,4 @@
-//! ssh, scp and rsync through `guestctl forward --stdio`, with the real programs.
+//! ssh, scp, rsync and Ansible through `guestctl forward --stdio`, with the real programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -134,4 +134,36 @@ fn ssh_scp_and_rsync_work_through_it() {
         &server,
     );
     assert!(fs::read(server.path("copy/b/c")).unwrap() == pattern(100_000));
+}
+
+#[test]
+fn ansible_works_through_it() {
+    let server = Server::start();
+    let lab = lab(&[server.port.to_string()]);
+    // Of a text that begins and ends with the same quote, Ansible takes both away.
+    let words: Vec<_> = server.options(&lab).iter().map(|word| format!("\"{word}\"")).collect();
+    let inventory = server.path("inventory.json");
+    let web = serde_json::json!({
+        "ansible_user": "root",
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "ansible_ssh_common_args": format!("-4 {}", words.join(" ")),
+    });
+    let hosts = serde_json::json!({ "all": { "hosts": { "web": web } } });
+    fs::write(&inventory, hosts.to_string()).unwrap();
+    let ansible = |module: &[&str]| {
+        let mut command = Command::new("ansible");
+        command.args(["--one-line", "--inventory"]).arg(&inventory).arg("all").args(module);
+        // Its own files, and connections that outlive it, are of this test.
+        command.env("HOME", server.folder.path()).env("ANSIBLE_HOME", server.path("ansible"));
+        command.env("ANSIBLE_SSH_ARGS", "-o ControlMaster=no").env("ANSIBLE_NOCOLOR", "1");
+        command.env("ANSIBLE_REMOTE_TEMP", server.path("remote")).env("LC_ALL", "C.UTF-8");
+        String::from_utf8(done(&mut command, &server).stdout).unwrap()
+    };
+    let pong = ansible(&["-m", "ping"]);
+    assert!(pong.starts_with("web | SUCCESS") && pong.contains(r#""ping": "pong""#), "{pong}");
+    let (here, there) = (server.path("here"), server.path("there"));
+    fs::write(&here, pattern(1 << 20)).unwrap();
+    let copied = ansible(&["-m", "copy", "-a", &format!("src={} dest={}", here.display(), there.display())]);
+    assert!(copied.starts_with("web | CHANGED"), "{copied}");
+    assert!(fs::read(&there).unwrap() == pattern(1 << 20));
 }

@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -15,8 +16,7 @@ use crate::kubelet::Kubelet;
 use crate::lab::{Lab, assert_fails};
 use crate::model::objects::{Kind, text};
 
-const GRANTS: &str =
-    "[[grant]]\nhost = \"plain\"\nroles = [\"status\", \"topology\", \"exec\", \"forward\"]\n";
+const GRANTS: &str = "[[grant]]\nhost = \"plain\"\nroles = [\"status\", \"topology\", \"exec\", \"files-write\", \"forward\"]\n";
 
 /// Sends back what each client sends.
 fn serve(path: &Path) {
@@ -42,6 +42,37 @@ async fn instance(cluster: &Cluster) -> Value {
     });
     cluster.api.create(&Kind::Vmi.within("default"), &instance).await;
     cluster.runs("web").await
+}
+
+/// Files go there and back, also where every connection breaks in the middle.
+async fn copies(admin: &Path, kubelet: &Kubelet, lab: &Lab) {
+    let bytes: Vec<u8> =
+        (0..32_u64 << 17).flat_map(|at| at.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()).collect();
+    let folder = lab.path("files");
+    std::fs::create_dir(&folder).unwrap();
+    let [here, there, back] = ["here", "there", "back"].map(|name| folder.join(name));
+    std::fs::write(&here, &bytes).unwrap();
+    let [here, there, back] = [&here, &there, &back].map(|path| path.to_str().unwrap());
+    let remote = format!("web:{there}");
+    for (from, to, path) in [(here, remote.as_str(), there), (remote.as_str(), back, back)] {
+        let mut command = program(env!("CARGO_BIN_EXE_guestctl"));
+        command.arg("--kubeconfig").arg(admin).args(["cp", from, to]).env("XDG_STATE_HOME", &folder);
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let is_beside = || {
+            let mut names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap());
+            names.any(|entry| entry.file_name().to_string_lossy().contains(".guestlet-"))
+        };
+        while child.try_wait().unwrap().is_none() && !is_beside() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        kubelet.break_connections();
+        let output = child.wait_with_output().await.unwrap();
+        assert!(output.status.success(), "{from}: {output:?}");
+        assert!(std::fs::read(path).unwrap() == bytes, "{to}");
+    }
+    let missing = ctl(admin, &["cp", "web:/nonexistent", back]).await;
+    assert_fails(&missing, 1, "/nonexistent");
+    assert!(std::fs::read(back).unwrap() == bytes);
 }
 
 #[test]
@@ -114,5 +145,6 @@ fn a_program_goes_on_while_connections_break_and_its_vm_is_migrated() {
         child.stdin.take().unwrap().write_all(b"there and back\n").await.unwrap();
         let output = child.wait_with_output().await.unwrap();
         assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"there and back\n"[..]));
+        copies(&admin, &kubelet, target).await;
     });
 }

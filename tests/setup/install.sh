@@ -33,11 +33,11 @@ test | packages)
     # What Debian's qemu-ga loads.
     packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
     # Clients of a forwarded sshd, and what that loads.
-    packages="$packages libgssapi-krb5-2 libpam0g libwrap0 openssh-client rsync"
+    packages="$packages ansible-core libgssapi-krb5-2 libpam0g libwrap0 openssh-client rsync"
     # What libvirt loads.
     packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5
         libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
-    programs="$programs blkid btrfs cryptsetup dbus-daemon dmsetup fish grpc_python_plugin ip losetup lvm mkfs.vfat mkfs.xfs protoc
+    programs="$programs ansible blkid btrfs cryptsetup dbus-daemon dmsetup fish grpc_python_plugin ip losetup lvm mkfs.vfat mkfs.xfs protoc
         rsync scp sfdisk socat ssh ssh-keygen zsh
         $tools/openssh-server/usr/sbin/sshd
         $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
