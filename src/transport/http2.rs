@@ -38,8 +38,15 @@ const MAX_HEADER_LIST_SIZE: u32 = 16 * 1024;
 /// Bytes that a peer may send before the reader has taken them, for each call and for all together.
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 256 * 1024;
+/// The same for each of both where streams carry what programs write and files have: with less, both ends wait for each other most of
+/// the time.
+const WIDE_WINDOW: u32 = 256 * 1024;
+const WIDE_CONNECTION_WINDOW: u32 = 512 * 1024;
+/// Bytes of the data of one frame there: less costs more turns of both ends.
+const WIDE_FRAME: u32 = 64 * 1024;
 /// Bytes of answers that wait for a peer that does not read, for each call.
 const SEND_BUFFER: usize = 64 * 1024;
+const WIDE_SEND_BUFFER: usize = 256 * 1024;
 /// Bytes of heads that the peer may refer to later (RFC 7541). Calls are few and their heads are short, and a
 /// table of them lasts as long as the connection.
 const HEADER_TABLE_SIZE: u32 = 0;
@@ -134,9 +141,9 @@ impl Bounds {
     /// For peers that know what they want.
     pub const USUAL: Self = Self {
         open_calls: MAX_CONCURRENT_STREAMS,
-        stream_window: STREAM_WINDOW,
-        connection_window: CONNECTION_WINDOW,
-        send_buffer: SEND_BUFFER,
+        stream_window: WIDE_WINDOW,
+        connection_window: WIDE_CONNECTION_WINDOW,
+        send_buffer: WIDE_SEND_BUFFER,
     };
     /// For many peers of small calls.
     pub const SMALL: Self = Self {
@@ -189,6 +196,7 @@ where
         .initial_stream_window_size(bounds.stream_window)
         .initial_connection_window_size(bounds.connection_window)
         .max_send_buf_size(bounds.send_buffer)
+        .max_frame_size(WIDE_FRAME.min(bounds.stream_window))
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     // Boxed, because the future of whoever serves would have room for several of it.
     let mut connection = Box::pin(connection);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 /// Bytes beyond those that the program has taken.
-pub const WINDOW: usize = 64 * 1024;
+pub const WINDOW: usize = 256 * 1024;
 
 /// What was read here, from what the program has taken on.
 #[derive(Debug, Default)]

@@ -23,7 +23,7 @@ use crate::sys::process_end;
 use crate::sys::terminal::Size;
 
 /// Bytes taken from a pipe at once.
-const PART: usize = 16 * 1024;
+const PART: usize = 64 * 1024;
 /// How long it is kept how a program ended.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::ring::Ring;
 
 /// Bytes of input that wait for the program.
-pub const MAX_INPUT: usize = 64 * 1024;
+pub const MAX_INPUT: usize = 256 * 1024;
 /// Bytes of output that are told at once.
-const PART: usize = 32 * 1024;
+const PART: usize = 64 * 1024;
 /// How long a program that is to end may take before it is killed.
 pub const GRACE: Duration = Duration::from_secs(10);
 

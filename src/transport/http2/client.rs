@@ -10,7 +10,10 @@ use http::{Request, Response};
 use hyper::body::{Body as HttpBody, Bytes, Frame};
 use tonic::body::Body;
 
-use super::{Bounds, CONNECTION_WINDOW, HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE, SEND_BUFFER, STREAM_WINDOW};
+use super::{
+    Bounds, CONNECTION_WINDOW, HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE, SEND_BUFFER, STREAM_WINDOW,
+    WIDE_CONNECTION_WINDOW, WIDE_FRAME, WIDE_SEND_BUFFER, WIDE_WINDOW,
+};
 use crate::transport::Stream;
 
 /// The calling end of a connection; clones share it.
@@ -39,28 +42,32 @@ impl Connection {
 /// # Errors
 /// If the stream breaks during the handshake (the peer's part is not waited for).
 pub async fn connect(stream: impl Stream) -> Result<(Client, Connection), Error> {
-    handshake(stream, &mut h2::client::Builder::new()).await
+    let windows = (STREAM_WINDOW, CONNECTION_WINDOW, SEND_BUFFER);
+    handshake(stream, &mut h2::client::Builder::new(), windows).await
 }
 
 /// As [`connect`], for answers that may come in small messages and not be read for long, such as what a program writes whose reader
-/// has stopped. What the peer may have under way is bounded as ever: by the windows, and so by some 4,000 of the smallest messages.
+/// has stopped. What the peer may have under way is bounded by the windows, and so by some 4,000 of the smallest messages.
 ///
 /// # Errors
 /// As [`connect`].
 pub async fn connect_for_streams(stream: impl Stream) -> Result<(Client, Connection), Error> {
-    handshake(stream, h2::client::Builder::new().data_frame_budget(SMALL_FRAMES)).await
+    let windows = (WIDE_WINDOW, WIDE_CONNECTION_WINDOW, WIDE_SEND_BUFFER);
+    let mut builder = h2::client::Builder::new();
+    handshake(stream, builder.data_frame_budget(SMALL_FRAMES).max_frame_size(WIDE_FRAME), windows).await
 }
 
 async fn handshake(
     stream: impl Stream,
     builder: &mut h2::client::Builder,
+    (stream_window, connection_window, send_buffer): (u32, u32, usize),
 ) -> Result<(Client, Connection), Error> {
     let (sender, connection) = builder
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_window_size(stream_window)
+        .initial_connection_window_size(connection_window)
         .max_header_list_size(MAX_HEADER_LIST_SIZE)
         .header_table_size(HEADER_TABLE_SIZE)
-        .max_send_buffer_size(SEND_BUFFER)
+        .max_send_buffer_size(send_buffer)
         // Until the peer has said how many calls may be open: one more than that would be refused.
         .initial_max_send_streams(Bounds::SMALL.open_calls as usize)
         .enable_push(false)
