@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "bin",
         &[
             "agent",
+            "applications",
             "ccm",
             "config",
             "ctl",
@@ -77,7 +78,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     // The same of the socket for the cloud controller manager.
     ("cloud", &["supervise", "sys", "transport", "wire"]),
-    ("guest", &["labels", "receipt", "sys"]),
+    ("guest", &["applications", "labels", "receipt", "sys"]),
+    // Clients of databases, each in a process of its own, which a guest starts and speaks with.
+    ("applications", &["sys"]),
     // What of a guest is a node of a cluster.
     ("topology", &["guest", "labels", "sys"]),
     // The host half owns its sessions and so the streams under them.
@@ -98,8 +101,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("transport", &["supervise", "sys", "wire"]),
-    // (Grants and rules of access are checked where they are read.)
-    ("config", &["access", "addresses", "labels", "policy", "sys", "text", "trust"]),
+    // (Grants and rules of access are checked where they are read; kinds of applications are known by their names.)
+    ("config", &["access", "addresses", "applications", "labels", "policy", "sys", "text", "trust"]),
     ("access", &["text"]),
     ("addresses", &[]),
     // A client of its own cluster, and of the host half through an agent.

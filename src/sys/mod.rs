@@ -8,6 +8,8 @@ pub mod accounts;
 pub mod activation;
 #[cfg(feature = "host")]
 pub mod allocation;
+#[cfg(feature = "agent")]
+pub mod as_user;
 #[cfg(any(feature = "agent", feature = "ctl"))]
 pub mod beneath;
 #[cfg(feature = "agent")]

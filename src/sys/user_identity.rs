@@ -33,7 +33,18 @@ pub fn find(user: &str) -> io::Result<Option<Account>> {
     {
         found = User::from_uid(Uid::from_raw(number))?;
     }
-    let Some(user) = found else { return Ok(None) };
+    found.map(account).transpose()
+}
+
+/// The user of this number.
+///
+/// # Errors
+/// If the name service does not say.
+pub fn with_number(uid: u32) -> io::Result<Option<Account>> {
+    User::from_uid(Uid::from_raw(uid))?.map(account).transpose()
+}
+
+fn account(user: User) -> io::Result<Account> {
     let groups = getgrouplist(&CString::new(user.name.as_str())?, user.gid)?;
     let identity = Identity {
         uid: user.uid.as_raw(),
@@ -41,7 +52,7 @@ pub fn find(user: &str) -> io::Result<Option<Account>> {
         groups: groups.into_iter().map(Gid::as_raw).collect(),
     };
     let shell = if user.shell.as_os_str().is_empty() { "/bin/sh".into() } else { user.shell };
-    Ok(Some(Account { name: user.name, identity, home: user.dir, shell }))
+    Ok(Account { name: user.name, identity, home: user.dir, shell })
 }
 
 #[cfg(test)]
@@ -53,7 +64,8 @@ mod tests {
         let root = find("root").unwrap().unwrap();
         assert_eq!((root.identity.uid, root.name.as_str()), (0, "root"));
         assert!(root.identity.groups.contains(&0) && root.home.is_absolute() && root.shell.is_absolute());
-        assert_eq!(find("0").unwrap(), Some(root));
+        assert_eq!(find("0").unwrap(), Some(root.clone()));
+        assert_eq!((with_number(0).unwrap(), with_number(4_000_000_000).unwrap()), (Some(root), None));
         for unknown in ["no-such-user", "4000000000", "", "root\n"] {
             assert_eq!(find(unknown).unwrap(), None, "{unknown:?}");
         }
