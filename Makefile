@@ -19,6 +19,8 @@ export GUESTLET_RELEASE_DEB := $(TARGET)/release-debian/guestlet_$(VERSION)-1_am
 # What they are compared with.
 export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 export SSHD := $(CACHE)/tools/openssh-server/usr/sbin/sshd
+# Databases whose snapshots they take.
+export POSTGRESQL := $(CACHE)/tools/postgresql
 # The cluster that they run in; its version is setup's.
 export KUBERNETES_BIN_DIR := $(CACHE)/tools/kubernetes-$(KUBERNETES)
 # A gRPC client that is what kubelet's is.
@@ -173,6 +175,7 @@ soak: images ## the long churns
 	$(STEP) "churns without VMs" cargo test $(GATE) --quiet --test monitors --test disks --test csi --test cluster -- churn \
 		killed
 	$(STEP) "1 GiB through programs and copies, interrupted" cargo test $(GATE) --quiet --test exec --test cp -- killed every_byte
+	$(STEP) "50 snapshots of databases" cargo test $(GATE) --quiet --test applications -- acknowledged
 	$(STEP) "500 Services of Harvester" cargo test $(GATE) --quiet --test node -- many_services
 	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come \
 		power_loss churn::whatever

@@ -18,9 +18,10 @@ use anyhow::{Context as _, bail};
 use tokio_util::sync::CancellationToken;
 
 use crate::cloud;
-use crate::config::agent::AgentSettings;
+use crate::config::agent::{AgentSettings, ApplicationSetting, ApplicationSettings};
 use crate::copies::records::Records;
 use crate::guest::events::{Event, TICK};
+use crate::guest::freeze::applications::{Commands, Listed};
 use crate::guest::{Guest, exec, freeze, identity, monitor, probes};
 use crate::labels;
 use crate::pace::Complaints;
@@ -171,8 +172,21 @@ fn freezer(settings: &AgentSettings) -> freeze::Freezer {
         hooks_deadline: settings.limits.hooks_deadline,
         folder: settings.state_folder.clone(),
         receipts: Some(settings.receipts.clone()),
+        applications: applications(&settings.applications),
         guarded: true,
     })
+}
+
+/// Which applications take part in freezes.
+fn applications(settings: &ApplicationSettings) -> freeze::applications::Settings {
+    let listed = settings.listed.iter().cloned().map(|one| match one {
+        ApplicationSetting::Kind { kind, target, user } => Listed::Kind { kind, target, user },
+        ApplicationSetting::Commands { name, user, freeze, thaw, data } => {
+            Listed::Commands(Commands { name, user, freeze, thaw, data })
+        }
+    });
+    let (deadline, required) = (settings.deadline, settings.required);
+    freeze::applications::Settings { auto: settings.auto, listed: listed.collect(), deadline, required }
 }
 
 /// What is known of copies that were interrupted; after a day that is removed with what they have left.

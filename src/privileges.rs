@@ -55,6 +55,9 @@ fn all_needed_by(settings: &AgentSettings) -> Option<&'static str> {
     if settings.fsfreeze_hook.is_some() {
         return Some("qga.fsfreeze-hook is set, and a hook may do anything");
     }
+    if settings.applications.any_as_root() {
+        return Some("a freeze.application runs as root, and may do anything");
+    }
     is_wanted(settings, "guest-exec").then_some("guest-exec may be called, and what it runs may do anything")
 }
 
@@ -109,6 +112,10 @@ fn capabilities(settings: &AgentSettings) -> Vec<&'static str> {
         if commands.iter().any(|command| is_wanted(settings, command)) {
             needed.extend(*capabilities);
         }
+    }
+    // The processes and commands of applications are their users'.
+    if settings.applications.any() && is_wanted(settings, "guest-fsfreeze-freeze") {
+        needed.extend(["CAP_SETGID", "CAP_SETUID"]);
     }
     // Ports below 1024, where systemd holds none.
     let vsock = |channel: &ApiChannel| matches!(channel, ApiChannel::Vsock { .. });
@@ -166,6 +173,7 @@ mod tests {
             "",
             "qga.exec.paths = ['/usr/lib/backup']",
             "qga.block-rpcs = ['guest-exec']\nqga.fsfreeze-hook = '/etc/hook'",
+            "qga.block-rpcs = ['guest-exec']\n[[freeze.application]]\nkind = 'postgresql'\ntarget = '/x'\nuser = 'root'",
         ] {
             assert!(options(&settings(text)).is_err(), "{text}");
             assert!(drop_in(&settings(text)).starts_with("# Nothing is taken away: "), "{text}");

@@ -23,7 +23,7 @@ use guestlet::sys::root::Root;
 use guestlet::sys::{activation, logging};
 use guestlet::text::findings;
 use guestlet::thaw::{self, Thaw};
-use guestlet::{VERSION, agent, privileges, status};
+use guestlet::{VERSION, agent, applications, privileges, status};
 
 /// Time between two tries to start with wrong settings.
 const WRONG_SETTINGS_REST: Duration = Duration::from_secs(10);
@@ -112,6 +112,14 @@ fn run(program: Program) -> anyhow::Result<ExitCode> {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "thaw") {
         end_freeze(&words[1..])?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if program == Program::Guestlet
+        && let [verb, kind, target] = &words[..]
+        && verb == "application"
+    {
+        // Only the agent calls it, beside a freeze: no help lists it.
+        applications::serve::serve(&kind.to_string_lossy(), &target.to_string_lossy())?;
         return Ok(ExitCode::SUCCESS);
     }
     if program == Program::Guestlet && words.first().is_some_and(|verb| verb == "topology") {

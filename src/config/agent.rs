@@ -8,6 +8,7 @@
 //! To add a setting: a field in its fragment, its merging, its check here, its field in [`AgentSettings`], and its
 //! line in docs/configuration.md and packaging/agent.toml.
 
+mod applications;
 mod check;
 mod csi;
 mod dump;
@@ -26,6 +27,7 @@ use options::{Program, Run};
 
 use crate::policy::Rules;
 
+pub use applications::{ApplicationSetting, ApplicationSettings};
 pub use csi::{CsiMode, CsiSettings};
 
 /// The main file; its drop-ins are in the folder of the same name with `.d`.
@@ -73,6 +75,8 @@ pub struct AgentSettings {
     pub state_folder: PathBuf,
     /// Where the receipts of freezes are kept.
     pub receipts: PathBuf,
+    /// Applications that take part in freezes.
+    pub applications: ApplicationSettings,
     /// Where the agent keeps what lasts until the next boot.
     pub runtime_folder: PathBuf,
     /// Whether people in the guest may ask the agent, and events are collected.

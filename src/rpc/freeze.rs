@@ -43,6 +43,7 @@ fn failed(error: &freeze::Error) -> Status {
         Error::Mounts(_) | Error::Thread(_) | Error::AfterThaw(_) | Error::Stuck(_) => Code::Internal,
         Error::Busy(_)
         | Error::Hook { .. }
+        | Error::Application(_)
         | Error::FileSystem { .. }
         | Error::Marker { .. }
         | Error::TooLong { .. } => Code::FailedPrecondition,

@@ -16,6 +16,9 @@ use nix::sys::signal::{SigHandler, SigSet, Signal, killpg, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 
+use crate::sys::as_user;
+use crate::sys::spawn_manner::Identity;
+
 /// Bytes of output that are kept: the last ones.
 const TAIL: usize = 2048;
 /// These threads wait, and do little else.
@@ -36,7 +39,7 @@ pub struct Group(Pid);
 
 impl Group {
     /// Starts `program` with `arguments` and a clean environment. `ended` is called, on another thread, when it has
-    /// ended, whoever else still holds its output.
+    /// ended, whoever else still holds its output. As a user it is that for good, and does not outlast the calling thread.
     ///
     /// # Errors
     /// As execve(2) gives them.
@@ -44,6 +47,7 @@ impl Group {
     pub fn start(
         program: &Path,
         arguments: &[&str],
+        identity: Option<&Identity>,
         ended: impl FnOnce(Ended) + Send + 'static,
     ) -> io::Result<Self> {
         let (output, writer) = io::pipe()?;
@@ -58,6 +62,9 @@ impl Group {
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
             .stderr(writer);
+        if let Some(identity) = identity {
+            as_user::apply(&mut command, identity);
+        }
         let child = command.spawn()?;
         // Its ends of the pipe are the only ones from here on.
         drop(command);
@@ -280,7 +287,7 @@ mod tests {
 
     fn run(script: &str) -> (Group, Receiver<Ended>) {
         let (send, ended) = channel();
-        let group = Group::start(Path::new("/bin/sh"), &["-c", script], move |end| {
+        let group = Group::start(Path::new("/bin/sh"), &["-c", script], None, move |end| {
             let _ = send.send(end);
         });
         (group.unwrap(), ended)

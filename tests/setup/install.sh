@@ -34,12 +34,14 @@ test | packages)
     packages="$packages libglib2.0-0 libnuma1 libudev1 liburing2"
     # Clients of a forwarded sshd, and what that loads.
     packages="$packages ansible-core libgssapi-krb5-2 libpam0g libwrap0 openssh-client rsync"
+    # What PostgreSQL loads.
+    packages="$packages libgssapi-krb5-2 libicu72 libldap-2.5-0 liblz4-1 libpam0g libssl3 libsystemd0 libxml2 libxslt1.1 libzstd1"
     # What libvirt loads.
     packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5
         libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
     programs="$programs ansible blkid btrfs cryptsetup dbus-daemon dmsetup fish grpc_python_plugin ip losetup lvm mkfs.vfat mkfs.xfs protoc
         rsync scp sfdisk socat ssh ssh-keygen zsh
-        $tools/openssh-server/usr/sbin/sshd
+        $tools/openssh-server/usr/sbin/sshd $tools/postgresql/usr/lib/postgresql/15/bin/postgres setpriv
         $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
         $tools/kubernetes-$KUBERNETES/kubelet $tools/grpc-go/client"
     [ "$purpose" = test ] || packages="$packages lintian rpm rpmlint"
@@ -147,6 +149,16 @@ if [ "$purpose" != demo ]; then
         rm -rf "$tools/openssh-server"
         dpkg-deb -x "$work"/openssh-server/*.deb "$work/openssh-server/tree"
         mv "$work/openssh-server/tree" "$tools/openssh-server"
+    fi
+    # A database, unpacked as well: installed it would run.
+    if [ ! -x "$tools/postgresql/usr/lib/postgresql/15/bin/postgres" ]; then
+        say "unpacking Debian's PostgreSQL 15"
+        mkdir "$work/postgresql"
+        (cd "$work/postgresql" && apt-get -qq -o APT::Sandbox::User=root download postgresql-15 postgresql-client-15 libpq5) ||
+            fail "cannot download postgresql-15: run apt-get update"
+        rm -rf "$tools/postgresql"
+        for package in "$work"/postgresql/*.deb; do dpkg-deb -x "$package" "$work/postgresql/tree"; done
+        mv "$work/postgresql/tree" "$tools/postgresql"
     fi
     # libvirt, whose virsh drives a guest in the tests.
     if [ ! -x "$tools/libvirt-$LIBVIRT/usr/sbin/libvirtd" ]; then

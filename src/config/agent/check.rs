@@ -12,7 +12,7 @@ use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
 use crate::config::agent::{
     AgentSettings, ApiChannel, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits, RUNTIME_FOLDER,
-    TopologySettings, TrustSettings, VsockPeer, csi, grants,
+    TopologySettings, TrustSettings, VsockPeer, applications, csi, grants,
 };
 use crate::policy::{Bounds, Limits, Mode, Rules};
 
@@ -119,8 +119,9 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         state_folder: absolute("qga.statedir", qga.statedir.unwrap_or(super::DEFAULT_STATE_FOLDER.into()))?,
         receipts: absolute(
             "freeze.receipts-dir",
-            freeze.receipts_dir.unwrap_or(super::RECEIPTS_FOLDER.into()),
+            freeze.receipts_dir.clone().unwrap_or(super::RECEIPTS_FOLDER.into()),
         )?,
+        applications: applications::check(freeze)?,
         runtime_folder: absolute("runtime-dir", runtime_dir.unwrap_or(RUNTIME_FOLDER.into()))?,
         local: control != ApiChannel::None || program == Program::Guestlet,
         control,
@@ -306,7 +307,7 @@ fn paths(key: &'static str, list: Option<&[PathBuf]>) -> Result<Option<Vec<PathB
     }
 }
 
-fn time(key: &'static str, written: Option<&Time>, usual: Duration) -> Result<Duration, Problem> {
+pub(super) fn time(key: &'static str, written: Option<&Time>, usual: Duration) -> Result<Duration, Problem> {
     let parsed = match written {
         None => return Ok(usual),
         Some(Time::Seconds(seconds)) => Some(Duration::from_secs(*seconds)),

@@ -32,7 +32,7 @@ pub struct AgentFragment {
     /// `[forward]`
     pub forward: ForwardFragment,
     /// `[freeze]`
-    pub freeze: ReceiptsFragment,
+    pub freeze: FreezesFragment,
     /// `[log]`
     pub log: LogFragment,
     /// `[topology]`
@@ -142,9 +142,37 @@ pub struct FreezeFragment {
 /// `[freeze]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub struct ReceiptsFragment {
+pub struct FreezesFragment {
     /// Where the receipts of freezes are kept.
     pub receipts_dir: Option<PathBuf>,
+    /// `auto` or `listed`.
+    pub applications: Option<String>,
+    /// How long applications may take to be held.
+    pub applications_deadline: Option<Time>,
+    /// `filesystem` or `application`.
+    pub require: Option<String>,
+    /// `[[freeze.application]]`; those of several places add up.
+    pub application: Vec<ApplicationFragment>,
+}
+
+/// `[[freeze.application]]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ApplicationFragment {
+    /// What people call one with commands.
+    pub name: Option<String>,
+    /// The kind of a database.
+    pub kind: Option<String>,
+    /// Where it is.
+    pub target: Option<String>,
+    /// Whose it is, or as whom the commands run.
+    pub user: Option<String>,
+    /// The command before a freeze.
+    pub freeze: Option<Vec<String>>,
+    /// The command after it.
+    pub thaw: Option<Vec<String>>,
+    /// Where the data are.
+    pub data: Option<Vec<PathBuf>>,
 }
 
 /// A duration as it is written: seconds, or a number and a unit.
@@ -334,6 +362,10 @@ impl Fragment for AgentFragment {
         take(&mut self.qga.freeze.hook_deadline, later.qga.freeze.hook_deadline);
         take(&mut self.qga.freeze.hooks_deadline, later.qga.freeze.hooks_deadline);
         take(&mut self.freeze.receipts_dir, later.freeze.receipts_dir);
+        take(&mut self.freeze.applications, later.freeze.applications);
+        take(&mut self.freeze.applications_deadline, later.freeze.applications_deadline);
+        take(&mut self.freeze.require, later.freeze.require);
+        self.freeze.application.extend(later.freeze.application);
         take(&mut self.control.listen, later.control.listen);
         take(&mut self.control.port, later.control.port);
         take(&mut self.callback.listen, later.callback.listen);

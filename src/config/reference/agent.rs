@@ -83,6 +83,40 @@ pub(super) const AGENT: &[Row] = &[
         "where the receipts of freezes are kept, for 90 days, at most 1,000. See [freeze.md](freeze.md#receipts)",
     ),
     (
+        "freeze.applications",
+        "`\"auto\"`",
+        "which applications take part in freezes: `auto` for databases that are found by their sockets and those that have a table, `listed` for those alone. See [freeze.md](freeze.md#applications)",
+    ),
+    (
+        "freeze.applications-deadline",
+        "`\"30s\"`",
+        "how long applications may take to be held, from 1 s to 1 h, within `qga.freeze.hooks-deadline`. One that is late costs the receipt a level",
+    ),
+    (
+        "freeze.require",
+        "`\"filesystem\"`",
+        "`application`: a freeze fails if no application is found, one is not held, or its data are not all frozen",
+    ),
+    ("freeze.application.kind", "", "a database: `postgresql`. It needs a target"),
+    ("freeze.application.target", "", "where it is: the path of its socket"),
+    (
+        "freeze.application.user",
+        "the socket's owner, unless that is root",
+        "whose socket it has to be; or as whom the commands run, which has to be said",
+    ),
+    ("freeze.application.name", "", "what people call an application that has commands instead of a kind"),
+    (
+        "freeze.application.freeze",
+        "",
+        "a program and its arguments, such as `[\"/usr/lib/shop/hold\", \"now\"]`: when it has ended well, the application is held",
+    ),
+    (
+        "freeze.application.thaw",
+        "",
+        "the same for the end of the freeze; it is run whatever became of the other one",
+    ),
+    ("freeze.application.data", "", "the directories with its data, which have to be frozen with it"),
+    (
         "csi.enabled",
         "`\"auto\"`",
         "whether kubelet is served volumes: `true`, `false`, or `\"auto\"`: as soon as and as long as its folder is there. See [csi.md](csi.md)",

@@ -32,6 +32,9 @@ pub enum Error {
         /// What happened.
         failure: Failure,
     },
+    /// The settings require applications, and this is why there is none, or not all.
+    #[error("an application-consistent freeze is required (freeze.require): {0}")]
+    Application(String),
     /// The kernel refused.
     #[error("cannot {verb} {path}: {}{hint}", errno(error))]
     FileSystem {

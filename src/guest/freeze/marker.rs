@@ -36,11 +36,25 @@ pub struct Freeze {
     pub holder: String,
     /// The hooks that were told of the freeze, or were about to be.
     pub hooks: Vec<PathBuf>,
+    /// The applications whose commands were run, or were about to be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub applications: Vec<Told>,
     /// In the order in which they are frozen.
     pub file_systems: Vec<Frozen>,
     /// The receipt, as far as it was known before the first one is frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<Box<Receipt>>,
+}
+
+/// An application that was told of the freeze by a command, and is to be told of its end by another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// What people call it.
+    pub name: String,
+    /// As whom the command runs.
+    pub user: String,
+    /// The program and its arguments.
+    pub thaw: Vec<String>,
 }
 
 /// A file system that is frozen, or was about to be.

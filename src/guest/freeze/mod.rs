@@ -17,8 +17,10 @@
 //! at once, else the service manager, else the agent's next run, which starts frozen before it serves anybody.
 //! How a freeze [ended](end) is told as an event, too, and each leaves a [receipt](receipts).
 //!
-//! Which file systems, and in which order, is the [`plan`]; the programs around it are the [`hook`]s.
+//! Which file systems, and in which order, is the [`plan`]; the programs around it are the [`hook`]s. After these, and before
+//! anything is opened, [`applications`] are held; after the thaw they are released.
 
+pub mod applications;
 mod cycle;
 pub mod end;
 pub mod error;
@@ -64,6 +66,8 @@ pub struct Settings {
     pub hook_deadline: Duration,
     /// How long all hooks may take together, as whoever asks for a freeze does not wait longer.
     pub hooks_deadline: Duration,
+    /// Applications that take part.
+    pub applications: applications::Settings,
     /// Where receipts are kept; nowhere if that is not known.
     pub receipts: Option<PathBuf>,
     /// How long file systems may be frozen; then they are thawed whatever happens.
@@ -80,6 +84,7 @@ impl Default for Settings {
             hook: None,
             hook_deadline: Duration::from_secs(60),
             hooks_deadline: Duration::from_secs(60),
+            applications: applications::Settings::default(),
             receipts: None,
             // The journal's own watchdog ends it after 3 minutes.
             deadline: Duration::from_secs(120),
@@ -250,7 +255,7 @@ impl Freezer {
 
     /// How long it can take until nothing is frozen, whatever happens.
     pub fn longest(&self) -> Duration {
-        self.0.settings.deadline + self.0.settings.hooks_deadline * 2
+        self.0.settings.deadline + self.0.settings.hooks_deadline * 2 + applications::RELEASE
     }
 }
 

@@ -7,9 +7,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
+use crate::guest::freeze::applications::commands::tell_thaw as tell_application;
 use crate::guest::freeze::end::{End, Spoiled};
 use crate::guest::freeze::error::Error;
-use crate::guest::freeze::marker::{Found, Freeze, Marker};
+use crate::guest::freeze::marker::{Found, Freeze, Marker, Told};
 use crate::guest::freeze::receipts::{self, tray};
 use crate::guest::freeze::targets::{Target, Thaws, open, open_marked, selected};
 use crate::receipt::judge::judge;
@@ -55,11 +56,11 @@ pub fn recover(
 ) -> Result<Option<Recovered>, Error> {
     let marker = Marker::new(folder, &guest.root);
     let found = marker.find();
-    let hooks = match &found {
+    let (hooks, applications) = match &found {
         Found::Nothing => return Ok(None),
         Found::Freeze(freeze) if !counts(&marker, freeze, whose) => return Ok(None),
-        Found::Freeze(freeze) => freeze.hooks.clone(),
-        Found::Unknown => Vec::new(),
+        Found::Freeze(freeze) => (freeze.hooks.clone(), freeze.applications.clone()),
+        Found::Unknown => (Vec::new(), Vec::new()),
     };
     let (targets, problems) = marked(guest, &found)?;
     let mut done = Recovered { thawed: Vec::new(), problems };
@@ -80,6 +81,7 @@ pub fn recover(
     let thawed = receipts::now();
     // Nobody waits for this.
     let all = hook_deadline * u32::try_from(hooks.len()).unwrap_or(u32::MAX);
+    done.problems.extend(tell_applications(&applications, hook_deadline));
     done.problems.extend(tell_thaws(&hooks, hook_deadline, all, |_| {}));
     // Meanwhile the next run of the agent may have begun: what it says is frozen, and why not, is its own to tell.
     if marker.find() == found {
@@ -180,13 +182,19 @@ pub fn tell_thaws(
     problems
 }
 
+/// Runs the commands that tell applications of the end of a freeze, each for so long at most. Returns what went wrong.
+pub fn tell_applications(applications: &[Told], each: Duration) -> Vec<String> {
+    let tell = |told: &Told| Some(format!("{}: {}", told.name, tell_application(told, each).err()?));
+    applications.iter().rev().filter_map(tell).collect()
+}
+
 /// Runs a hook with `thaw`.
 ///
 /// # Errors
 /// With what went wrong, in words.
 fn tell_thaw(hook: &Path, deadline: Duration) -> Result<(), String> {
     let (send, ended) = channel();
-    let group = Group::start(hook, &["thaw"], move |end| drop(send.send(end)))
+    let group = Group::start(hook, &["thaw"], None, move |end| drop(send.send(end)))
         .map_err(|error| format!("the hook {} cannot be used: {error}", hook.display()))?;
     let Ok(end) = ended.recv_timeout(deadline) else {
         group.kill();

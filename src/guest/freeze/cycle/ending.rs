@@ -44,12 +44,14 @@ impl Cycle {
                 work();
             }
         }
+        self.applications.release();
         let hooks = std::mem::take(&mut self.marked.hooks);
         let each = self.settings.hook_deadline;
         let problems = tell_thaws(&hooks, each, self.settings.hooks_deadline, |hook| {
             self.stage(&format!("hook {} thaw", hook.display()));
         });
         self.problems.extend(problems);
+        self.finish_applications();
         self.finish_claim();
         self.undone = true;
         thawed
@@ -78,7 +80,7 @@ impl Cycle {
                         let others = Thaws::begin(&self.guest.effects, &self.targets);
                         thaws.ended.extend(others.ended);
                     }
-                    Next::Message(_) | Next::Stop(_) => {}
+                    Next::Message(_) | Next::Application | Next::Stop(_) => {}
                 }
             }
             if !self.freezing && thaws.left.is_empty() {

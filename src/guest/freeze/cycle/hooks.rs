@@ -41,7 +41,8 @@ impl Cycle {
             self.notes.receipt.hooks.pop();
             return Err(failed(Failure::NoTime(self.settings.hooks_deadline)));
         }
-        let group = Group::start(hook, &["freeze"], move |end| drop(outbox.send(Message::HookEnded(end))));
+        let group =
+            Group::start(hook, &["freeze"], None, move |end| drop(outbox.send(Message::HookEnded(end))));
         let group = group.map_err(|error| {
             // It was told nothing.
             self.marked.hooks.pop();
@@ -57,7 +58,7 @@ impl Cycle {
                 Ok(status) => Err(failed(Failure::Failed(status, last_words(&tail)))),
                 Err(error) => Err(failed(Failure::Unusable(error))),
             },
-            Next::Message(_) => Ok(()),
+            Next::Message(_) | Next::Application => Ok(()),
             Next::Stop(stop) => {
                 group.kill();
                 // Its last words, unless even that hangs.

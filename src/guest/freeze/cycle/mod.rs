@@ -1,5 +1,6 @@
 //! The keeper: one freeze from its beginning to its end. See the state machine of [`crate::guest::freeze`].
 
+mod applications;
 mod ending;
 mod hooks;
 mod notes;
@@ -19,8 +20,10 @@ use tokio::sync::oneshot;
 
 use crate::guest::Guest;
 use crate::guest::events::Event;
+use crate::guest::freeze::applications::discovery::Candidate;
+use crate::guest::freeze::applications::{Participants, Report};
 use crate::guest::freeze::error::{Error, denial_hint};
-use crate::guest::freeze::marker::{Freeze, Marker};
+use crate::guest::freeze::marker::{Freeze, Marker, Told};
 use crate::guest::freeze::receipts::inventory::{self, Inventory};
 use crate::guest::freeze::receipts::now;
 use crate::guest::freeze::targets::{OPEN_BOOLEAN, Target, mounts, open, selected};
@@ -48,6 +51,10 @@ pub(super) enum Message {
     /// Somebody asks for a thaw.
     Thaw(Waiting, By, Option<Cut>),
     HookEnded(Ended),
+    /// The applications that were found.
+    Found(Vec<Candidate>),
+    /// What the application with this place says.
+    Application(usize, Report),
     Opened(Result<(Vec<Arc<Target>>, Inventory), Error>),
     /// `FIFREEZE` of the target with this place has come back.
     Froze(usize, io::Result<()>),
@@ -65,6 +72,8 @@ enum Stop {
 /// What brings the keeper to look.
 enum Next {
     Message(Message),
+    /// An application has said something, which is noted.
+    Application,
     Stop(Stop),
 }
 
@@ -82,6 +91,9 @@ pub(super) struct Cycle {
     hooks: Vec<PathBuf>,
     /// When all of them have to have ended.
     hooks_until: Instant,
+    applications: Participants,
+    /// Those that another agent has told of the freeze.
+    left_applications: Vec<Told>,
     targets: Vec<Arc<Target>>,
     /// The places of those that this freeze has frozen.
     frozen: BTreeSet<usize>,
@@ -134,6 +146,8 @@ impl Cycle {
             waiting: Vec::new(),
             by: By::Client,
             hooks: Vec::new(),
+            applications: Participants::default(),
+            left_applications: Vec::new(),
             targets: Vec::new(),
             frozen: BTreeSet::new(),
             deadline: None,
@@ -199,12 +213,14 @@ impl Cycle {
         self.marker.forget_spoiled();
         self.guest.freezer.0.state().spoiled = None;
         self.tell_hooks()?;
+        self.hold_applications()?;
         self.open(which)?;
         self.marked.file_systems = self.targets.iter().map(|target| target.marked()).collect();
         self.marked.receipt = Some(Box::new(self.notes.receipt.clone()));
         self.guard();
         self.mark()?;
-        self.freeze_all()
+        self.freeze_all()?;
+        self.require_applications()
     }
 
     fn mark(&self) -> Result<(), Stop> {
@@ -240,7 +256,7 @@ impl Cycle {
                     return Ok(());
                 }
                 // A hook that was killed and comes late.
-                Next::Message(_) => {}
+                Next::Message(_) | Next::Application => {}
                 Next::Stop(stop) => return Err(stop),
             }
         }
@@ -313,7 +329,7 @@ impl Cycle {
                     self.freezing = false;
                     return failure.map_or(Ok(()), |error| Err(Stop::Failed(error)));
                 }
-                Next::Message(_) => {}
+                Next::Message(_) | Next::Application => {}
                 Next::Stop(stop) => return Err(stop),
             }
         }
@@ -377,7 +393,7 @@ impl Cycle {
     fn keep(mut self) {
         let stop = loop {
             match self.next(self.deadline) {
-                Next::Message(_) => {}
+                Next::Message(_) | Next::Application => {}
                 Next::Stop(stop) => break stop,
             }
         };
@@ -395,6 +411,7 @@ impl Cycle {
             match message {
                 Message::Thaw(answer, by, cut) => self.note(answer, by, cut),
                 Message::AllTried => self.freezing = false,
+                Message::Application(place, report) => self.applications.note(place, report),
                 _ => {}
             }
         }
@@ -410,6 +427,10 @@ impl Cycle {
             Ok(Message::Thaw(answer, by, cut)) => {
                 self.note(answer, by, cut);
                 Next::Stop(Stop::Asked)
+            }
+            Ok(Message::Application(place, report)) => {
+                self.applications.note(place, report);
+                Next::Application
             }
             Ok(message) => Next::Message(message),
             // This keeper holds a sender itself, so there is no end but the time's.

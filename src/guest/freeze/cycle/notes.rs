@@ -69,6 +69,9 @@ impl Cycle {
         receipt.end.problem =
             why.into_iter().chain(self.problems.iter().cloned()).collect::<Vec<_>>().join("; ");
         self.look_through(&mut receipt);
+        if !self.applications.is_empty() {
+            receipt.applications = self.applications_told();
+        }
         judge(&mut receipt);
         let told = Told::from(&receipt);
         tracing::info!("receipt {}{}", receipt.words(), because(&told.reasons));

@@ -58,6 +58,8 @@ impl Cycle {
             }
             self.hooks.clone_from(&freeze.hooks);
             self.marked.hooks.clone_from(&freeze.hooks);
+            self.marked.applications.clone_from(&freeze.applications);
+            self.left_applications.clone_from(&freeze.applications);
             self.marked.file_systems.clone_from(&freeze.file_systems);
             self.marked.receipt.clone_from(&freeze.receipt);
         }
