@@ -21,6 +21,8 @@ export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 export SSHD := $(CACHE)/tools/openssh-server/usr/sbin/sshd
 # Databases whose snapshots they take.
 export POSTGRESQL := $(CACHE)/tools/postgresql
+# What reads metrics, and what they are compared with.
+export PROMETHEUS := $(CACHE)/tools/prometheus/usr/bin
 # The cluster that they run in; its version is setup's.
 export KUBERNETES_BIN_DIR := $(CACHE)/tools/kubernetes-$(KUBERNETES)
 # A gRPC client that is what kubelet's is.

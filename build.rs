@@ -5,7 +5,7 @@ use std::path::Path;
 
 use protox::prost::Message as _;
 
-const FILES: [&str; 20] = [
+const FILES: [&str; 21] = [
     "csi/v1/csi.proto",
     "guestlet/v1/accounts.proto",
     "guestlet/v1/admin.proto",
@@ -22,6 +22,7 @@ const FILES: [&str; 20] = [
     "guestlet/v1/journal.proto",
     "guestlet/v1/local.proto",
     "guestlet/v1/machine.proto",
+    "guestlet/v1/metrics.proto",
     "guestlet/v1/network.proto",
     "guestlet/v1/power.proto",
     "guestlet/v1/qga.proto",

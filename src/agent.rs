@@ -227,7 +227,7 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
 }
 
 /// Capabilities that the guestlet API tells of this agent.
-const CAPABILITIES: [&str; 11] = [
+const CAPABILITIES: [&str; 12] = [
     "events",
     "qga",
     "disks",
@@ -239,6 +239,7 @@ const CAPABILITIES: [&str; 11] = [
     "login",
     "files",
     "forward",
+    "metrics",
 ];
 
 /// What serves the host half, and people in the guest.

@@ -348,10 +348,9 @@ fn watch_over(
     half: Arc<Half>,
 ) {
     let shutdown = supervisor.shutdown();
+    let subject = scrape::Subject::new(fleet.clone(), Arc::clone(volumes), Arc::clone(&half));
     for listener in metrics {
-        let (fleet, volumes, half) = (fleet.clone(), Arc::clone(volumes), Arc::clone(&half));
-        let subject = scrape::Subject { fleet, volumes, half };
-        spawn_until(supervisor, "metrics", scrape::run(listener, subject, shutdown.clone()));
+        spawn_until(supervisor, "metrics", scrape::run(listener, subject.clone(), shutdown.clone()));
     }
     supervisor.spawn("audit", settle(half, shutdown.clone()));
     supervisor.spawn("systemd", notify(fleet, shutdown));

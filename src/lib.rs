@@ -24,7 +24,8 @@
 //! `kubernetes` is what clients of an API server have in common. `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
 //! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`; `access` decides which users of a host may
 //! ask for what; `addresses` reads IP addresses as settings and requests write them. `receipt` is what is told of a freeze, for guests and
-//! hosts; `applications` are clients of databases, in processes of their own, which `guest` starts; `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause;
+//! hosts; `applications` are clients of databases, in processes of their own, which `guest` starts; `metrics` is what guests measure, for guests
+//! and hosts; `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause;
 //! `copies` reads and writes what is copied, in a guest for `rpc` and here for `ctl`. `supervise` owns
 //! every task. `agent` and `hostd`
 //! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
@@ -60,6 +61,7 @@ pub mod hostd;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod labels;
+pub mod metrics;
 pub mod pace;
 #[cfg(feature = "agent")]
 pub mod policy;

@@ -60,7 +60,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["access", "addresses", "config", "host", "kubernetes", "supervise", "sys", "transport", "trust"],
     ),
     // (Its own terminal, while a program in a guest has it.)
-    ("ctl", &["copies", "labels", "receipt", "sys", "text", "transport", "wire"]),
+    ("ctl", &["copies", "labels", "metrics", "receipt", "sys", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
     ("doctor", &["config", "policy", "privileges", "status", "sys", "text", "wire"]),
@@ -69,7 +69,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("thaw", &["guest", "status", "sys"]),
     // Protocols: parse, check policy, call a verb, answer.
     ("qga", &["guest", "pace", "policy", "receipt", "sys", "wire"]),
-    ("rpc", &["copies", "guest", "policy", "receipt", "sys", "transport", "trust", "wire"]),
+    ("rpc", &["copies", "guest", "metrics", "policy", "receipt", "sys", "transport", "trust", "wire"]),
     // Reads and writes what is copied, as the messages about it ask: the same at both ends.
     ("copies", &["sys", "wire"]),
     // Who may do what, and what was done; the protocols ask it.
@@ -78,7 +78,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     // The same of the socket for the cloud controller manager.
     ("cloud", &["supervise", "sys", "transport", "wire"]),
-    ("guest", &["applications", "labels", "receipt", "sys"]),
+    ("guest", &["applications", "labels", "metrics", "receipt", "sys"]),
     // Clients of databases, each in a process of its own, which a guest starts and speaks with.
     ("applications", &["sys"]),
     // What of a guest is a node of a cluster.
@@ -91,6 +91,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "addresses",
             "kubernetes",
             "labels",
+            "metrics",
             "pace",
             "receipt",
             "supervise",
@@ -110,6 +111,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Clients of an API server, whichever cluster it is of.
     ("kubernetes", &["sys"]),
     ("labels", &[]),
+    // Pure, of both ends: agents measure what host halves and people read.
+    ("metrics", &["wire"]),
     ("pace", &[]),
     // Pure, of both ends: a guest makes what a host half and people read.
     ("receipt", &["text"]),

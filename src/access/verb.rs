@@ -28,6 +28,8 @@ pub enum Role {
     Qga,
     /// Read the logs of guests.
     Logs,
+    /// Read what guests measure of themselves.
+    Metrics,
     /// Copy files from and to guests.
     Copy,
     /// Run programs in guests: as far as the guest lets them, whoever may do that is root there.
@@ -52,6 +54,7 @@ impl Role {
         Self::Accounts,
         Self::Qga,
         Self::Logs,
+        Self::Metrics,
         Self::Copy,
         Self::Exec,
         Self::Forward,
@@ -72,6 +75,7 @@ impl Role {
             Self::Accounts => "accounts",
             Self::Qga => "qga",
             Self::Logs => "logs",
+            Self::Metrics => "metrics",
             Self::Copy => "copy",
             Self::Exec => "exec",
             Self::Forward => "forward",
@@ -223,6 +227,9 @@ pub static QGA: Verb = changes("ExecuteQga", "qga", Role::Qga);
 
 /// Read the journal of a guest.
 pub static LOGS: Verb = changes("ReadJournal", "logs", Role::Logs);
+/// What a guest measures of itself. Programs ask every few seconds, and records of that would be in the way of others.
+pub static METRICS: Verb =
+    Verb { method: "CollectMetrics", words: "metrics", role: Role::Metrics, is_recorded: false };
 /// Run a program in a guest.
 pub static EXEC: Verb = changes("RunProgram", "exec", Role::Exec);
 /// Go on with one.
@@ -299,6 +306,7 @@ pub static VERBS: &[&Verb] = &[
     &KEYS_RM,
     &QGA,
     &LOGS,
+    &METRICS,
     &EXEC,
     &ATTACH,
     &PS,
@@ -330,6 +338,7 @@ mod tests {
             include_str!("../../proto/guestlet/v1/network.proto"),
             include_str!("../../proto/guestlet/v1/accounts.proto"),
             include_str!("../../proto/guestlet/v1/journal.proto"),
+            include_str!("../../proto/guestlet/v1/metrics.proto"),
             include_str!("../../proto/guestlet/v1/console.proto"),
         ];
         let lines = protos.iter().flat_map(|proto| proto.lines());

@@ -12,7 +12,7 @@ use crate::rpc::guard::Gate;
 use crate::rpc::qga::Engine;
 use crate::rpc::{
     self, accounts, exec, file_systems, files, forward, freeze, guest, health_checks, journal, machine,
-    network, power,
+    metrics, network, power,
 };
 use crate::transport::Both;
 use crate::wire::proto::v1::accounts_server::AccountsServer;
@@ -24,6 +24,7 @@ use crate::wire::proto::v1::freeze_server::FreezeServer;
 use crate::wire::proto::v1::health_checks_server::HealthChecksServer;
 use crate::wire::proto::v1::journal_server::JournalServer;
 use crate::wire::proto::v1::machine_server::MachineServer;
+use crate::wire::proto::v1::metrics_server::MetricsServer;
 use crate::wire::proto::v1::network_server::NetworkServer;
 use crate::wire::proto::v1::power_server::PowerServer;
 use crate::wire::proto::v1::qga_server::QgaServer;
@@ -33,7 +34,10 @@ pub type Services = Both<
     ExecServer<exec::Service>,
     Both<
         FilesServer<files::Service>,
-        Both<ForwardServer<forward::Service>, Both<JournalServer<journal::Service>, Machine>>,
+        Both<
+            ForwardServer<forward::Service>,
+            Both<JournalServer<journal::Service>, Both<MetricsServer<metrics::Service>, Machine>>,
+        >,
     >,
 >;
 
@@ -74,7 +78,8 @@ pub fn all(
     let qga = Both(rpc::qga::Service::new(engine(context)).into_server(), freeze);
     let forward = forward::Service::new(guest.clone(), gate.clone(), stopping.clone()).into_server();
     let files = files::Service::new(guest.clone(), gate.clone(), records, stopping.clone()).into_server();
-    let journal = Both(journal::Service::default().into_server(), qga);
+    let metrics = Both(metrics::Service::new(guest.clone()).into_server(), qga);
+    let journal = Both(journal::Service::default().into_server(), metrics);
     let exec = exec::Service::new(guest.clone(), gate.clone(), stopping).into_server();
     Both(exec, Both(files, Both(forward, journal)))
 }

@@ -20,6 +20,7 @@ use crate::wire::proto::v1::forward_client::ForwardClient;
 use crate::wire::proto::v1::freeze_client::FreezeClient;
 use crate::wire::proto::v1::journal_client::JournalClient;
 use crate::wire::proto::v1::machine_client::MachineClient;
+use crate::wire::proto::v1::metrics_client::MetricsClient;
 use crate::wire::proto::v1::network_client::NetworkClient;
 use crate::wire::proto::v1::power_client::PowerClient;
 use crate::wire::proto::v1::qga_client::QgaClient;
@@ -66,6 +67,11 @@ impl Daemon {
     /// For journals.
     pub fn journal(&self) -> JournalClient<http2::Client> {
         JournalClient::with_origin(self.0.clone(), origin())
+    }
+
+    /// For what guests measure.
+    pub fn metrics(&self) -> MetricsClient<http2::Client> {
+        MetricsClient::with_origin(self.0.clone(), origin())
     }
 
     /// To shut down, restart and suspend.

@@ -23,6 +23,7 @@ pub mod journal;
 pub mod load;
 mod logind;
 pub mod memory_blocks;
+pub mod metrics;
 pub mod monitor;
 pub mod network;
 pub mod passwords;

@@ -31,6 +31,9 @@ pub trait HandedOn: Asked + Message + Default + Send + 'static {
     /// How long it may take, its waiting for others included.
     const WITHIN: Duration;
 
+    /// What an agent says that it can, if it answers this.
+    const CAPABILITY: &'static str = "machine";
+
     /// What it waits behind.
     fn turn(&self) -> Turn {
         Turn::Usual

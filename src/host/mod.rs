@@ -52,6 +52,7 @@ pub mod files;
 pub mod fleet;
 pub mod for_guests;
 pub mod forward;
+pub mod gather;
 #[cfg(feature = "kubevirt")]
 pub mod guests;
 pub mod half;

@@ -1,5 +1,6 @@
-//! Serves the metrics over HTTP/1, on a unix socket or on TCP; and whether the program works (`/healthz`), and knows its VMs
-//! and volumes (`/readyz`).
+//! Serves the metrics over HTTP/1, on a unix socket or on TCP: of this program and of all guests (`/metrics`), of this program alone
+//! (`/host/metrics`), or of one guest (`/guests/<VM>/metrics`); and whether the program works (`/healthz`), and knows its VMs and
+//! volumes (`/readyz`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +11,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::backends::volumes::Volumes;
 use super::clients::Clients;
-use super::fleet::Handle;
+use super::fleet::{Handle, Stopped};
+use super::gather::{Gatherer, Guest};
 use super::half::Half;
 use super::metrics;
+use crate::metrics::exposition::{self, Format};
 use crate::transport::{BoxStream, http1, unix};
 
 /// Connections at a time; a further one is closed at once.
@@ -44,11 +47,21 @@ impl Listener {
 #[derive(Debug, Clone)]
 pub struct Subject {
     /// Which VMs there are, and how.
-    pub fleet: Handle,
+    fleet: Handle,
     /// What room they have.
-    pub volumes: Arc<dyn Volumes>,
+    volumes: Arc<dyn Volumes>,
     /// What was counted.
-    pub half: Arc<Half>,
+    half: Arc<Half>,
+    /// What guests measure.
+    gatherer: Gatherer,
+}
+
+impl Subject {
+    /// The VMs of this fleet, what room they have, and what was counted.
+    pub fn new(fleet: Handle, volumes: Arc<dyn Volumes>, half: Arc<Half>) -> Self {
+        let gatherer = Gatherer::new(fleet.clone(), Arc::clone(&half));
+        Self { fleet, volumes, half, gatherer }
+    }
 }
 
 /// Serves until `shutdown`.
@@ -76,34 +89,86 @@ async fn client(stream: BoxStream, subject: Subject) {
     }
 }
 
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Page<'p> {
+    All,
+    Host,
+    Guest(&'p str),
+    Alive,
+    Ready,
+}
+
+impl<'p> Page<'p> {
+    /// The one at this path.
+    fn at(path: &'p str) -> Option<Self> {
+        Some(match path {
+            "/metrics" | "/" => Self::All,
+            "/host/metrics" => Self::Host,
+            "/healthz" => Self::Alive,
+            "/readyz" => Self::Ready,
+            path => Self::Guest(path.strip_prefix("/guests/")?.strip_suffix("/metrics")?),
+        })
+    }
+}
+
 async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<String> {
-    let Subject { fleet, volumes, half } = subject;
-    let (status, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET, "/metrics" | "/") => match fleet.tally().await {
-            Ok(tally) => {
-                let uptime = half.started.elapsed().unwrap_or_default();
-                (StatusCode::OK, metrics::render(&half.metrics, tally, &volumes.rooms(), uptime))
-            }
-            Err(stopped) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
+    let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let format = Format::accepted(accept.unwrap_or_default());
+    let refused = |status, words: String| (status, format!("{words}\n"));
+    let page = Page::at(request.uri().path());
+    let is_metrics = !matches!(page, Some(Page::Alive | Page::Ready));
+    let answer = match (request.method(), page) {
+        (&Method::GET, Some(page @ (Page::Alive | Page::Ready))) => health(page, subject).await,
+        (&Method::GET, Some(page)) => match metrics_of(page, format, subject).await {
+            Ok(Some(text)) => (StatusCode::OK, text),
+            Ok(None) => refused(StatusCode::NOT_FOUND, "there is no VM of this name".to_owned()),
+            Err(stopped) => refused(StatusCode::SERVICE_UNAVAILABLE, stopped.to_string()),
         },
-        (&Method::GET, "/healthz" | "/readyz") => match tokio::time::timeout(TO_COUNT, fleet.tally()).await {
-            Ok(Ok(_)) => match volumes.unread().filter(|_| request.uri().path() == "/readyz") {
-                None => (StatusCode::OK, "ok\n".to_owned()),
-                Some(words) => (StatusCode::SERVICE_UNAVAILABLE, format!("{words}\n")),
-            },
-            Ok(Err(stopped)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
-            // The program is well all the same: to start it again would not help.
-            Err(_) if request.uri().path() == "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
-            Err(_) => {
-                (StatusCode::SERVICE_UNAVAILABLE, "it is not known yet which VMs there are\n".to_owned())
-            }
-        },
-        (&Method::GET, _) => (StatusCode::NOT_FOUND, "the metrics are at /metrics\n".to_owned()),
-        _ => (StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n".to_owned()),
+        (&Method::GET, None) => refused(StatusCode::NOT_FOUND, "the metrics are at /metrics".to_owned()),
+        _ => refused(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered".to_owned()),
     };
-    let mut response = Response::new(text);
-    *response.status_mut() = status;
-    let kind = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    let mut response = Response::new(answer.1);
+    *response.status_mut() = answer.0;
+    let format = if answer.0 == StatusCode::OK && is_metrics { format } else { Format::Text };
+    let kind = header::HeaderValue::from_static(format.media_type());
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
+}
+
+/// What Prometheus reads there; none if there is no such VM.
+async fn metrics_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<Option<String>, Stopped> {
+    let Subject { fleet, volumes, half, gatherer } = subject;
+    let guests: Vec<Guest> = match page {
+        Page::All => gatherer.all().await?,
+        Page::Guest(name) => match gatherer.one(name).await? {
+            Some(guest) => vec![guest],
+            None => return Ok(None),
+        },
+        _ => Vec::new(),
+    };
+    let mut text = String::new();
+    if !matches!(page, Page::Guest(_)) {
+        let uptime = half.started.elapsed().unwrap_or_default();
+        let own = metrics::render(&half.metrics, fleet.tally().await?, &volumes.rooms(), uptime);
+        text = exposition::convert(&own, format);
+    }
+    let guests: Vec<_> = guests.iter().map(|guest| (guest.name.as_str(), &guest.metrics)).collect();
+    exposition::guests(&mut text, format, &guests);
+    exposition::end(&mut text, format);
+    Ok(Some(text))
+}
+
+/// How the program is.
+async fn health(page: Page<'_>, Subject { fleet, volumes, .. }: &Subject) -> (StatusCode, String) {
+    match tokio::time::timeout(TO_COUNT, fleet.tally()).await {
+        Ok(Ok(_)) => match volumes.unread().filter(|_| page == Page::Ready) {
+            None => (StatusCode::OK, "ok\n".to_owned()),
+            Some(words) => (StatusCode::SERVICE_UNAVAILABLE, format!("{words}\n")),
+        },
+        Ok(Err(stopped)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
+        // The program is well all the same: to start it again would not help.
+        Err(_) if page == Page::Alive => (StatusCode::OK, "ok\n".to_owned()),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "it is not known yet which VMs there are\n".to_owned()),
+    }
 }

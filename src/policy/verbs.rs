@@ -15,6 +15,7 @@ const FREEZE: &str = "/guestlet.v1.Freeze/";
 const HEALTH_CHECKS: &str = "/guestlet.v1.HealthChecks/";
 const JOURNAL: &str = "/guestlet.v1.Journal/";
 const MACHINE: &str = "/guestlet.v1.Machine/";
+const METRICS: &str = "/guestlet.v1.Metrics/";
 const NETWORK: &str = "/guestlet.v1.Network/";
 const POWER: &str = "/guestlet.v1.Power/";
 const QGA: &str = "/guestlet.v1.Qga/";
@@ -75,6 +76,23 @@ pub static VERBS: &[Verb] = &[
     does(ACCOUNTS, "AddAuthorizedKeys", Role::Accounts, true, &["guest-ssh-add-authorized-keys"]),
     // What the guest asks on it is decided by the host half.
     verb("Callback", Role::Disks, false),
+    // The figures of all these commands are among those that it tells. What is frozen can be looked at.
+    Verb {
+        while_frozen: true,
+        ..does(
+            METRICS,
+            "CollectMetrics",
+            Role::Metrics,
+            false,
+            &[
+                "guest-get-cpustats",
+                "guest-get-diskstats",
+                "guest-get-load",
+                "guest-get-fsinfo",
+                "guest-network-get-interfaces",
+            ],
+        )
+    },
     verb("Enroll", Role::Status, true),
     // Each command is decided on, and written down, by itself.
     Verb { service: QGA, name: "ExecuteQga", names_asker: true, ..USUAL },
@@ -169,11 +187,8 @@ pub static ONLY_BY_QGA: &[&str] = &[
     "guest-file-read",
     "guest-file-seek",
     "guest-file-write",
-    "guest-get-cpustats",
     "guest-get-disks",
-    "guest-get-diskstats",
     "guest-get-host-name",
-    "guest-get-load",
     "guest-get-osinfo",
     "guest-info",
     "guest-ping",
@@ -205,6 +220,7 @@ mod tests {
         ("forward.proto", FORWARD),
         ("files.proto", COPIES),
         ("journal.proto", JOURNAL),
+        ("metrics.proto", METRICS),
     ];
 
     #[test]

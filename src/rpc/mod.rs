@@ -22,6 +22,7 @@ pub mod journal;
 pub mod keys;
 pub mod local;
 pub mod machine;
+pub mod metrics;
 pub mod network;
 pub mod power;
 pub mod qga;

@@ -47,12 +47,40 @@ pub fn since_boot() -> io::Result<Duration> {
 
 /// Whether something that knows the time, such as NTP, keeps the time of day (adjtimex(2)).
 pub fn is_synchronized() -> bool {
+    discipline().is_ok_and(|state| state.is_synchronized)
+}
+
+/// How the time of day is kept, as whoever keeps it has told the kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Discipline {
+    /// Something that knows the time keeps it.
+    pub is_synchronized: bool,
+    /// Seconds that it is corrected by.
+    pub offset: f64,
+    /// Seconds that it may be wrong by.
+    pub max_error: f64,
+}
+
+/// How the time of day is kept.
+///
+/// # Errors
+/// As adjtimex(2) gives them.
+#[allow(clippy::cast_precision_loss, reason = "the kernel bounds both to less than a minute")]
+pub fn discipline() -> io::Result<Discipline> {
     // SAFETY: all zeros is a value of this structure of numbers; with no mode set, the kernel only fills it in.
-    let state = unsafe {
+    let (state, now) = unsafe {
         let mut now: libc::timex = std::mem::zeroed();
-        libc::adjtimex(&raw mut now)
+        (libc::adjtimex(&raw mut now), now)
     };
-    (0..libc::TIME_ERROR).contains(&state)
+    if state < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let unit = if now.status & libc::STA_NANO == 0 { 1e6 } else { 1e9 };
+    Ok(Discipline {
+        is_synchronized: state < libc::TIME_ERROR,
+        offset: now.offset as f64 / unit,
+        max_error: now.maxerror as f64 / 1e6,
+    })
 }
 
 fn milliseconds(clock: ClockId) -> io::Result<i64> {

@@ -67,6 +67,22 @@ impl Root {
         Ok(bytes)
     }
 
+    /// Reads a file that grows with what the machine has, such as those of /proc.
+    ///
+    /// # Errors
+    /// As `read(2)` gives them; if there are more bytes than `most`.
+    pub fn read_at_most(&self, path: &str, most: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(PAGE);
+        File::open(self.path(path))?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+        if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > most {
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!("{path} has more than {most} bytes"),
+            ));
+        }
+        Ok(bytes)
+    }
+
     /// The contents of a file that holds one line of text, without white space around it; empty if the
     /// file is missing or cannot be read. What the kernel has to say fits into a page, and what does not is cut.
     pub fn line(&self, path: &str) -> String {

@@ -215,6 +215,7 @@ const DENIED: &[(&str, &[&str])] = &[
     ("network --routes", &["network", "db-1", "--routes"]),
     ("users", &["users", "db-1"]),
     ("logs", &["logs", "db-1"]),
+    ("metrics", &["metrics", "db-1"]),
     ("passwd", &["passwd", "db-1", "me"]),
     ("keys ls", &["keys", "ls", "db-1", "me"]),
     ("keys add", &["keys", "add", "db-1", "me", "-"]),

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use guestlet::guest::Guest;
 use guestlet::sys::effects::Effects;
 use guestlet::sys::root::Root;
+use guestlet::wire::proto::v1::metrics_server::Metrics;
 use guestlet::wire::proto::v1::power_server::Power;
 use guestlet::wire::proto::v1::qga_server::Qga;
 use guestlet::wire::proto::v1::{
-    ExecuteQgaRequest, ExecuteQgaResponse, ShutdownRequest, ShutdownResponse, SuspendResponse,
-    SuspendToBothRequest, SuspendToDiskRequest, SuspendToMemoryRequest,
+    CollectMetricsRequest, CollectMetricsResponse, ExecuteQgaRequest, ExecuteQgaResponse, ShutdownRequest,
+    ShutdownResponse, SuspendResponse, SuspendToBothRequest, SuspendToDiskRequest, SuspendToMemoryRequest,
 };
 use tonic::{Request, Response, Status};
 
@@ -22,6 +23,8 @@ pub struct Machine(Arc<Mutex<Doings>>);
 pub struct Doings {
     /// What a command of QGA is answered with; none: nothing ever is.
     pub answer: Option<Vec<u8>>,
+    /// What it says that it measures; none: it never says anything.
+    pub metrics: Option<CollectMetricsResponse>,
     /// What was asked, and for whom.
     pub asked: Vec<(String, String)>,
     /// What the services of real agents see, from the next session on; none: nothing of any machine.
@@ -66,6 +69,24 @@ impl Qga for Machine {
         let answer = self.lock().answer.clone();
         match answer {
             Some(answer) => Ok(Response::new(ExecuteQgaResponse { answer })),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Metrics for Machine {
+    async fn collect_metrics(
+        &self,
+        request: Request<CollectMetricsRequest>,
+    ) -> Result<Response<CollectMetricsResponse>, Status> {
+        assert!(
+            request.metadata().get("guestlet-caller").is_none(),
+            "nobody has asked for it but the host half"
+        );
+        let answer = self.lock().metrics.clone();
+        match answer {
+            Some(answer) => Ok(Response::new(answer)),
             None => std::future::pending().await,
         }
     }

@@ -16,6 +16,7 @@ use guestlet::wire::proto::v1::callback_from_host::Message;
 use guestlet::wire::proto::v1::event::Kind;
 use guestlet::wire::proto::v1::guest_server::{self, GuestServer};
 use guestlet::wire::proto::v1::health_checks_server::HealthChecksServer;
+use guestlet::wire::proto::v1::metrics_server::MetricsServer;
 use guestlet::wire::proto::v1::power_server::PowerServer;
 use guestlet::wire::proto::v1::qga_server::QgaServer;
 use guestlet::wire::proto::v1::{self, AgentReady, Event, GuestInfo, GuestState, Heartbeat, WhoAmIResponse};
@@ -270,6 +271,7 @@ impl Agent {
                 let machine = self.machine.clone();
                 let services = Services { guest: GuestServer::new(self), checks };
                 let services = Both(PowerServer::new(machine.clone()), services);
+                let services = Both(MetricsServer::new(machine.clone()), services);
                 let real = machine.laid_out();
                 let services = Both(QgaServer::new(machine), services);
                 let services = Both(rpc::accounts::Service::new(real.clone()).into_server(), services);

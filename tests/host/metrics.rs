@@ -3,6 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
+use guestlet::wire::proto::v1::{CollectMetricsResponse, MetricFamily, MetricSample};
+
 use crate::guest::{Door, Guest, Manner, info};
 use crate::lab::{DEADLINE, Lab, uuid};
 
@@ -43,4 +45,68 @@ fn sessions_dials_and_bytes_are_counted() {
     }
     assert!(ask(&lab, "GET /other HTTP/1.1").starts_with("HTTP/1.1 404 "));
     assert!(ask(&lab, "POST /metrics HTTP/1.1").starts_with("HTTP/1.1 405 "));
+}
+
+/// A guest can neither speak for another one, nor break the page, nor make it long; and one that says nothing is not waited for
+/// again and again.
+#[test]
+fn guests_lie_about_themselves_alone() {
+    let lab = Lab::new().guest("liar", 1).guest("silent", 2).guest("old", 3).start();
+    let start = |name: &str, number, capability: &str| {
+        let mut said = info(&uuid(number), "boot-1");
+        said.capabilities.push(capability.to_owned());
+        let guest = Guest::start(&lab.path(&format!("{name}.sock")), Door::Unix, Manner::Good, said);
+        lab.until_session(name, "connected");
+        guest
+    };
+    let liar = start("liar", 1, "metrics");
+    let _silent = start("silent", 2, "metrics");
+    let _old = start("old", 3, "machine");
+    let sample = |labels: &[&str], value| MetricSample {
+        labels: labels.iter().map(|&label| label.to_owned()).collect(),
+        value,
+    };
+    let family = |name: &str, samples| MetricFamily { name: name.to_owned(), samples };
+    let many = (0..2000).map(|number| sample(&[&number.to_string()], 1.0)).collect();
+    liar.machine().lock().metrics = Some(CollectMetricsResponse {
+        families: vec![
+            family("load1", vec![sample(&[], 0.5), sample(&["x"], 7.0)]),
+            family("load5", vec![sample(&[], f64::NAN)]),
+            family("up", vec![sample(&[], 7.0)]),
+            family("x\nguestlet_guest_up{vm=\"old\"} 7", vec![sample(&[], 7.0)]),
+            family(
+                "unit_failed",
+                vec![
+                    sample(&["\"} 7\nguestlet_guest_load1{vm=\"old"], 1.0),
+                    sample(&[&"y".repeat(9999)], 1.0),
+                ],
+            ),
+            family("disk_reads", many),
+        ],
+    });
+    for _ in 0..2 {
+        let answer = ask(&lab, "GET /metrics HTTP/1.1");
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        let lines: Vec<_> = body.lines().filter(|line| line.starts_with("guestlet_guest_")).collect();
+        let ups: Vec<_> =
+            lines.iter().filter(|line| line.starts_with("guestlet_guest_up")).copied().collect();
+        let expected =
+            ["liar\"} 1", "old\"} 1", "silent\"} 0"].map(|rest| format!("guestlet_guest_up{{vm=\"{rest}"));
+        assert_eq!(ups, expected);
+        assert!(lines.contains(&"guestlet_guest_load1{vm=\"liar\"} 0.5"), "{body}");
+        let of_liar = lines.iter().filter(|line| line.contains("{vm=\"liar\"")).count();
+        assert!(of_liar > 100 && of_liar <= 150, "{of_liar}");
+        assert!(lines.iter().all(|line| line.len() < 300 && !line.contains("NaN")), "{body}");
+        // Each has its own name, and the fact that it is there, or not.
+        assert!(lines.iter().filter(|line| !line.contains("vm=\"liar\"")).count() == 4, "{body}");
+        assert!(
+            body.contains(
+                "unit_failed{vm=\"liar\",unit=\"\\\"} 7\u{fffd}guestlet_guest_load1{vm=\\\"old\"} 1\n"
+            ),
+            "{body}"
+        );
+    }
+    let answer = ask(&lab, "GET /host/metrics HTTP/1.1");
+    assert!(answer.contains("guestlet_host_guest_metrics_total{outcome=\"late\"} "), "{answer}");
+    assert!(!answer.contains("guestlet_host_guest_metrics_total{outcome=\"late\"} 0\n"), "{answer}");
 }

@@ -42,6 +42,8 @@ test | packages)
     programs="$programs ansible blkid btrfs cryptsetup dbus-daemon dmsetup fish grpc_python_plugin ip losetup lvm mkfs.vfat mkfs.xfs protoc
         rsync scp sfdisk socat ssh ssh-keygen zsh
         $tools/openssh-server/usr/sbin/sshd $tools/postgresql/usr/lib/postgresql/15/bin/postgres setpriv
+        $tools/prometheus/usr/bin/prometheus
+        $tools/prometheus/usr/bin/promtool $tools/prometheus/usr/bin/prometheus-node-exporter
         $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
         $tools/kubernetes-$KUBERNETES/kubelet $tools/grpc-go/client"
     [ "$purpose" = test ] || packages="$packages lintian rpm rpmlint"
@@ -159,6 +161,16 @@ if [ "$purpose" != demo ]; then
         rm -rf "$tools/postgresql"
         for package in "$work"/postgresql/*.deb; do dpkg-deb -x "$package" "$work/postgresql/tree"; done
         mv "$work/postgresql/tree" "$tools/postgresql"
+    fi
+    # Prometheus, which reads metrics and checks rules, and its exporter, which metrics are compared with: they would listen, too.
+    if [ ! -x "$tools/prometheus/usr/bin/prometheus" ] || [ ! -x "$tools/prometheus/usr/bin/prometheus-node-exporter" ]; then
+        say "unpacking Debian's prometheus and prometheus-node-exporter"
+        mkdir "$work/prometheus"
+        (cd "$work/prometheus" && apt-get -qq -o APT::Sandbox::User=root download prometheus prometheus-node-exporter) ||
+            fail "cannot download prometheus: run apt-get update"
+        for package in "$work"/prometheus/*.deb; do dpkg-deb -x "$package" "$work/prometheus/tree"; done
+        rm -rf "$tools/prometheus"
+        mv "$work/prometheus/tree" "$tools/prometheus"
     fi
     # libvirt, whose virsh drives a guest in the tests.
     if [ ! -x "$tools/libvirt-$LIBVIRT/usr/sbin/libvirtd" ]; then

@@ -137,6 +137,7 @@ const COUNTERPARTS: &[(&[&str], &[&str])] = &[
     (&["guest-fsfreeze-status"], &["freeze", "web", "--status"]),
     (&["guest-fsfreeze-thaw"], &["thaw", "web"]),
     (&["guest-fstrim"], &["trim", "web"]),
+    (&["guest-get-cpustats", "guest-get-diskstats", "guest-get-load"], &["metrics", "web"]),
     (&["guest-get-fsinfo"], &["fs", "web"]),
     (&["guest-get-memory-block-info", "guest-get-memory-blocks"], &["memory", "web"]),
     (&["guest-get-time", "guest-get-timezone"], &["time", "web"]),

@@ -284,6 +284,17 @@ pub enum Machine {
         #[arg(short, long, value_name = "PRIORITY", value_parser = parse_priority)]
         priority: Option<u32>,
     },
+    /// Show what a guest measures of itself: processors, memory, pressure, file systems, disks, networks, units
+    ///
+    /// As Prometheus reads it (OpenMetrics), or with -o json a list of samples. docs/metrics.md has what each of them means, and how
+    /// Prometheus gets those of all guests from guestlet-host.
+    #[command(
+        after_help = "Example:\n  guestctl metrics web-1 -o json | jq '.[] | select(.name | endswith(\"memory_available_bytes\")) | .value'"
+    )]
+    Metrics {
+        /// The VM's name, as ls shows it
+        name: String,
+    },
     /// Show who is logged in to a guest
     Users {
         /// The VM's name, as ls shows it
@@ -378,6 +389,7 @@ impl From<Machine> for Verb {
                 let last = lines.or(usual);
                 (name, Action::Logs(journal::Wish { units, since, last, priority, follow }))
             }
+            Machine::Metrics { name } => (name, Action::Metrics),
             Machine::Users { name } => (name, Action::Users),
             Machine::Passwd { name, user, crypted } => (name, Action::Password { user, crypted }),
             Machine::Keys(keys) => {

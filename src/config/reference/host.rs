@@ -8,7 +8,11 @@ pub(super) const HOST: &[Row] = &[
         "`/run/guestlet-host/api.sock`",
         "where guestctl asks; for root only, unless there is an `[[access]]` table",
     ),
-    ("metrics-socket", "`metrics.sock` beside `socket`", "Prometheus metrics over HTTP, on a unix socket"),
+    (
+        "metrics-socket",
+        "`metrics.sock` beside `socket`",
+        "Prometheus metrics of the host half and of all guests over HTTP, on a unix socket. See [metrics.md](metrics.md)",
+    ),
     (
         "metrics",
         "none",
@@ -164,7 +168,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "access.roles",
         "none",
-        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `load-balancers`, `keys`, `freeze`, `power`, `accounts`, `qga`, `logs`, `copy`, `exec`, `forward`, `console`, or `all`",
+        "what they may do: `read`, `disks`, `files` (attach any file of the host as a disk), `volumes`, `load-balancers`, `keys`, `freeze`, `power`, `accounts`, `qga`, `logs`, `metrics`, `copy`, `exec`, `forward`, `console`, or `all`",
     ),
     ("access.verbs", "none", "single verbs that they may use, such as `\"ping\"` or `\"disk attach\"`"),
     ("access.vms", "all", "to which VMs: names, or patterns such as `\"web-*\"`"),

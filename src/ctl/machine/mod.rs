@@ -7,6 +7,7 @@ pub mod file_systems;
 pub mod freeze;
 pub mod hardware;
 pub mod journal;
+mod metrics;
 mod network;
 pub mod power;
 mod qga;
@@ -60,6 +61,8 @@ pub enum Action {
     Time,
     /// Set it.
     SetTime(hardware::Clock),
+    /// Show what the guest measures.
+    Metrics,
     /// Show the processors.
     Processors,
     /// Switch some.
@@ -118,6 +121,7 @@ pub async fn run(daemon: Daemon, printer: &mut Printer, name: String, action: Ac
         Action::FileSystems => file_systems::list(&daemon, printer, name).await,
         Action::Time => hardware::time(&daemon, printer, name).await,
         Action::SetTime(clock) => hardware::set_time(&daemon, printer, name, clock).await,
+        Action::Metrics => metrics::run(&daemon, printer, name).await,
         Action::Processors => hardware::processors(&daemon, printer, name).await,
         Action::SwitchProcessors(switches) => {
             hardware::switch_processors(&daemon, printer, name, switches).await

@@ -20,6 +20,7 @@ use crate::wire::proto::v1::forward_server::{Forward, ForwardServer};
 use crate::wire::proto::v1::freeze_server::{Freeze, FreezeServer};
 use crate::wire::proto::v1::journal_server::{Journal, JournalServer};
 use crate::wire::proto::v1::machine_server::{Machine, MachineServer};
+use crate::wire::proto::v1::metrics_server::{Metrics, MetricsServer};
 use crate::wire::proto::v1::network_server::{Network, NetworkServer};
 use crate::wire::proto::v1::power_server::{Power, PowerServer};
 use crate::wire::proto::v1::qga_server::{Qga, QgaServer};
@@ -51,7 +52,10 @@ type Rest<B> = Both<
     PowerServer<Api>,
     Both<
         NetworkServer<Api>,
-        Both<MachineServer<Api>, Both<AccountsServer<Api>, Both<JournalServer<Api>, Streams<B>>>>,
+        Both<
+            MachineServer<Api>,
+            Both<AccountsServer<Api>, Both<JournalServer<Api>, Both<MetricsServer<Api>, Streams<B>>>>,
+        >,
     >,
 >;
 
@@ -72,7 +76,9 @@ pub fn beside<B>(api: &Api, before: B) -> Services<B> {
     let journal = JournalServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let console = ConsoleServer::new(api.clone()).max_decoding_message_size(console::MAX_REQUEST);
     let files = FilesServer::new(api.clone()).max_decoding_message_size(MAX_MESSAGE);
-    let before = Both(journal, Both(forward, Both(files, Both(console, before))));
+    let metrics = MetricsServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
+    let before = Both(metrics, Both(forward, Both(files, Both(console, before))));
+    let before = Both(journal, before);
     let rest = Both(power, Both(network, Both(hardware, Both(accounts, before))));
     Both(exec, Both(qga, Both(freeze, Both(file_systems, rest))))
 }
@@ -127,6 +133,7 @@ services! {
         suspend_to_disk(SuspendToDiskRequest) -> SuspendResponse;
         suspend_to_both(SuspendToBothRequest) -> SuspendResponse;
     }
+    Metrics { collect_metrics(v1::CollectMetricsRequest) -> v1::CollectMetricsResponse; }
     Journal { read_journal(v1::ReadJournalRequest) -> v1::ReadJournalResponse; }
     Qga { execute_qga(ExecuteQgaRequest) -> ExecuteQgaResponse; }
 }

@@ -29,9 +29,9 @@ const SHORT: Duration = Duration::from_secs(10);
 
 /// A row: the request, its verb and the path of its method, and what it is about; what the agent answers, and how that is
 /// cleaned; how long it may take, and what it
-/// waits behind, if that is not the usual.
+/// waits behind, and what the agent has to say that it can, if these are not the usual.
 macro_rules! handed_on {
-    ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, $turn:expr)?) => {
+    ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, $turn:expr)? $(; needs $capability:literal)?) => {
         impl Asked for $request {
             fn verb(&self) -> &'static Verb {
                 let verb: fn(&$request) -> &'static Verb = $verb;
@@ -52,6 +52,7 @@ macro_rules! handed_on {
             type Answer = $answer;
             const PATH: &'static str = $path;
             const WITHIN: Duration = $within;
+            $(const CAPABILITY: &'static str = $capability;)?
 
             $(fn turn(&self) -> Turn {
                 let turn: fn(&$request) -> Turn = $turn;
@@ -137,6 +138,10 @@ handed_on!(
     ExecuteQgaResponse, clean::qga; LONG
 );
 
+handed_on!(
+    v1::CollectMetricsRequest, |_| &verb::METRICS, "/guestlet.v1.Metrics/CollectMetrics", |_| String::new();
+    v1::CollectMetricsResponse, |answer| Ok(crate::metrics::check::clean(answer)); SHORT; needs "metrics"
+);
 handed_on!(
     ListProgramsRequest, |_| &verb::PS, "/guestlet.v1.Exec/ListPrograms", |_| String::new();
     ListProgramsResponse, |answer| Ok(clean::programs(answer)); SHORT

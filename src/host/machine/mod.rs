@@ -25,9 +25,6 @@ use super::text;
 pub use desk::{Beside, Desks};
 pub use streams::Stream;
 
-/// What an agent says that it can, if it answers these calls.
-const CAPABILITY: &str = "machine";
-
 /// Hands a request on, and returns what the agent answers.
 ///
 /// # Errors
@@ -41,7 +38,7 @@ pub async fn hand_on<R: HandedOn>(
     mut request: R,
 ) -> Result<R::Answer, Status> {
     let (name, turn) = (request.take_name(), request.turn());
-    let agent = agent(fleet, &name).await?;
+    let agent = agent_with(fleet, &name, R::CAPABILITY).await?;
     let limits = fleet.limits(name.clone()).await?.ok_or_else(unknown)?;
     let desk = desks.of(&name, &limits);
     let work = async {
@@ -98,10 +95,6 @@ pub fn too_old(name: &str) -> Status {
     Status::unimplemented(format!(
         "the agent in the guest of {name:?} is too old for this; update guestlet in the guest"
     ))
-}
-
-async fn agent(fleet: &Handle, name: &str) -> Result<Agent, Status> {
-    agent_with(fleet, name, CAPABILITY).await
 }
 
 async fn agent_with(fleet: &Handle, name: &str, capability: &str) -> Result<Agent, Status> {

@@ -1,4 +1,4 @@
-//! What the host half counts, and its form for Prometheus (text format 0.0.4). Who serves it is
+//! What the host half counts, and its form for Prometheus (text format 0.0.4). Who serves it, beside what guests measure, is
 //! [`scrape`](super::scrape).
 //!
 //! To add a counter: a field, where it counts, and its line in [`render`].
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub mod balancers;
+pub mod gathered;
 pub mod operations;
 
 /// How many VMs and sessions there are, as they stand.
@@ -75,6 +76,8 @@ pub struct Metrics {
     pub io_errors: IoErrors,
     /// Load balancers of clusters.
     pub balancers: balancers::Balancers,
+    /// How guests answer when they are asked for what they measure.
+    pub gathered: gathered::Gathered,
     /// From the dial to the open session.
     pub connect: Histogram,
     /// Operations on volumes.
@@ -244,6 +247,7 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
     head(&mut text, name, "counter", help);
     metrics.freezes.render(&mut text, name);
     metrics.receipts.render(&mut text);
+    metrics.gathered.render(&mut text);
     let name = "guestlet_host_connect_seconds";
     head(&mut text, name, "histogram", "From the dial to the open session.");
     metrics.connect.render(&mut text, name);

@@ -1,0 +1,234 @@
+//! What this machine feels, measured when somebody asks and at no other time ([`crate::metrics`] says what there is).
+//!
+//! ```text
+//! collect ─┬─ files of /proc and /sys, beside the event loop ──────────┐
+//!          ├─ statvfs(3), each file system by itself, within a deadline ├──▶ room for so many series ──▶ samples
+//!          └─ systemd, over D-Bus, within a deadline ──────────────────┘
+//! ```
+//!
+//! What is missing, cut off or absurd is absent, and never zero. To add a metric: its row in [`crate::metrics::table`], its parser in
+//! the file of its subject, and where that is called below.
+
+mod disks;
+mod file_systems;
+mod machine;
+mod network;
+mod room;
+mod sensors;
+mod systemd;
+mod units;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::unistd::{SysconfVar, sysconf};
+use tokio::sync::Mutex;
+
+use crate::guest::Guest;
+use crate::metrics::{Family, Sample, check, table};
+use crate::sys::clock;
+use crate::sys::root::Root;
+
+/// How long files of /proc and /sys may take: some sensors and disks answer slowly.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// Most bytes that are read of a file.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// The kernel does not answer; what an earlier call has begun is still under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the kernel has not said within {} s how this machine is", DEADLINE.as_secs())]
+pub struct Silent;
+
+/// Measures this machine; what it has to remember from one time to the next is bounded.
+#[derive(Debug, Default)]
+pub struct Collector {
+    /// Held while files are read: one that hangs is waited for, and not begun once more.
+    units: Arc<Mutex<units::Before>>,
+    file_systems: file_systems::Prober,
+    systemd: systemd::Systemd,
+}
+
+/// Things of a kind that have several series each, the most important ones first.
+type Things = Vec<Vec<Sample>>;
+
+/// What files say.
+struct Read {
+    samples: Vec<Sample>,
+    disks: Things,
+    interfaces: Things,
+    units: Things,
+    sensors: Things,
+    mounts: Vec<file_systems::Probed>,
+}
+
+impl Collector {
+    /// Measures this machine now.
+    ///
+    /// # Errors
+    /// If files of /proc and /sys do not answer.
+    pub async fn collect(&self, guest: &Guest) -> Result<Vec<Sample>, Silent> {
+        let (files, failed) = tokio::join!(self.files(guest), self.systemd.failed(&guest.root));
+        let Read { mut samples, disks, interfaces, units, sensors, mounts } = files?;
+        put(&mut samples, &table::FROZEN, &[], flag(guest.freezer.restricts()));
+        let (file_systems, unresponsive) = self.file_systems.measure(&guest.root, mounts).await;
+        put(&mut samples, &table::UNRESPONSIVE, &[], whole(unresponsive));
+        let failed = failed.map(|failed| failed.samples(&mut samples)).unwrap_or_default();
+        Ok(room::fit(
+            samples,
+            [
+                ("failed-unit", failed),
+                ("filesystem", file_systems),
+                ("disk", disks),
+                ("interface", interfaces),
+                ("unit", units),
+                ("sensor", sensors),
+            ],
+        ))
+    }
+
+    async fn files(&self, guest: &Guest) -> Result<Read, Silent> {
+        let root = guest.root.clone();
+        let read = async {
+            let mut before = Arc::clone(&self.units).lock_owned().await;
+            crate::sys::blocking::attempt(move || read(&root, &mut before)).await
+        };
+        tokio::time::timeout(DEADLINE, read).await.map_err(|_| Silent)?.map_err(|_| Silent)
+    }
+}
+
+/// Reads all files.
+fn read(root: &Root, before: &mut units::Before) -> Read {
+    let mut samples = Vec::new();
+    machine::info(root, &mut samples);
+    let file = |path: &str| text(root, path);
+    let page = system_number(SysconfVar::PAGE_SIZE);
+    let tick = system_number(SysconfVar::CLK_TCK);
+    if let Some(file) = file("/proc/uptime") {
+        machine::uptime(&file, &mut samples);
+    }
+    if let (Some(file), Some(page)) = (file("/proc/vmstat"), page) {
+        machine::vmstat(&file, page, &mut samples);
+    }
+    if let Some(file) = file("/proc/meminfo") {
+        machine::meminfo(&file, &mut samples);
+    }
+    for resource in machine::RESOURCES {
+        if let Some(file) = file(&format!("/proc/pressure/{resource}")) {
+            machine::pressure(&file, resource, &mut samples);
+        }
+    }
+    if let Some(file) = file("/proc/loadavg") {
+        machine::load(&file, &mut samples);
+    }
+    if let (Some(file), Some(tick)) = (file("/proc/stat"), tick) {
+        machine::stat(&file, tick, &mut samples);
+    }
+    if let Some(file) = file("/proc/sys/fs/file-nr") {
+        machine::files(&file, &mut samples);
+    }
+    for (name, family) in [("count", &table::CONNTRACK), ("max", &table::CONNTRACK_MAX)] {
+        let number = file(&format!("/proc/sys/net/netfilter/nf_conntrack_{name}"));
+        if let Some(number) = number.and_then(|number| number.trim().parse::<u64>().ok()) {
+            put(&mut samples, family, &[], whole(number));
+        }
+    }
+    if root.is_the_machine() {
+        clock(&mut samples);
+    }
+    let has_device = |directory: &str, name: &str| {
+        let name = name.replace('/', "!");
+        !name.starts_with('.') && root.path(&format!("{directory}/{name}/device")).exists()
+    };
+    let statistics = file("/proc/diskstats").unwrap_or_default();
+    let interfaces = file("/proc/net/dev").unwrap_or_default();
+    Read {
+        samples,
+        disks: disks::samples(&statistics, |name| has_device("/sys/block", name)),
+        interfaces: network::samples(&interfaces, |name| has_device("/sys/class/net", name)),
+        units: units::samples(root, before),
+        sensors: sensors::samples(root),
+        mounts: file_systems::mounts(root),
+    }
+}
+
+fn clock(samples: &mut Vec<Sample>) {
+    let Ok(state) = clock::discipline() else { return };
+    put(samples, &table::CLOCK_SYNCHRONIZED, &[], flag(state.is_synchronized));
+    put(samples, &table::CLOCK_OFFSET, &[], state.offset);
+    put(samples, &table::CLOCK_MAX_ERROR, &[], state.max_error);
+}
+
+/// The text of a file; none if it cannot be read, or is longer than it can be: what is cut off would be taken for what is not there.
+fn text(root: &Root, path: &str) -> Option<String> {
+    root.read_at_most(path, MOST_BYTES).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn system_number(name: SysconfVar) -> Option<u64> {
+    sysconf(name).ok().flatten().and_then(|number| u64::try_from(number).ok()).filter(|number| *number > 0)
+}
+
+fn put(samples: &mut Vec<Sample>, family: &'static Family, labels: &[&str], value: f64) {
+    let labels = labels.iter().map(|text| check::label(text)).collect();
+    samples.push(Sample { family, labels, value });
+}
+
+/// A whole number as it is sent; from 2^53 on it is rounded.
+#[allow(clippy::cast_precision_loss, reason = "nothing that is measured is known that exactly")]
+fn whole(number: u64) -> f64 {
+    number as f64
+}
+
+fn flag(is_so: bool) -> f64 {
+    f64::from(u8::from(is_so))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a file of this kind comes to, for tests of parsers.
+    pub fn told(samples: &[Sample]) -> Vec<String> {
+        let one = |sample: &Sample| {
+            let labels: String = sample.labels.iter().map(|label| format!(" {label}")).collect();
+            format!("{}{labels} {}", sample.family.name, sample.value)
+        };
+        samples.iter().map(one).collect()
+    }
+
+    #[tokio::test]
+    async fn an_empty_tree_says_next_to_nothing_and_no_zeros() {
+        let folder = tempfile::tempdir().unwrap();
+        let guest = Guest { root: Root::at(folder.path()), ..Guest::default() };
+        let samples = Collector::default().collect(&guest).await.unwrap();
+        let names: Vec<_> = samples.iter().map(|sample| sample.family.name).collect();
+        assert!(
+            names
+                .iter()
+                .all(|name| ["info", "filesystems_frozen", "filesystems_unresponsive", "left_out"]
+                    .contains(name)),
+            "{names:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn this_machine_has_what_every_machine_has_within_the_room_that_there_is() {
+        let guest = Guest::default();
+        let collector = Collector::default();
+        let first = collector.collect(&guest).await.unwrap();
+        let second = collector.collect(&guest).await.unwrap();
+        for samples in [&first, &second] {
+            assert!(samples.len() <= crate::metrics::MOST_OF_GUEST, "{}", samples.len());
+            for family in [&table::MEMORY_TOTAL, &table::UPTIME, &table::LOAD_1, &table::CPU, &table::CPUS] {
+                assert!(
+                    samples.iter().any(|sample| sample.family == family && sample.value >= 0.0),
+                    "{}",
+                    family.name
+                );
+            }
+            let message = crate::metrics::message(samples);
+            assert_eq!(check::clean(message.clone()), message, "a host half believes all of it");
+        }
+    }
+}
+#[cfg(test)]
+use tests::told;

@@ -1,0 +1,56 @@
+//! How the room that there is for series is shared.
+
+use crate::guest::metrics::{Things, put, whole};
+use crate::metrics::{MOST_OF_GUEST, Sample, table};
+
+/// What is of the machine as a whole, and then of each kind one thing after the other in turns, as long as there is room: a machine
+/// with a thousand mounts has its disks and units, too. Of what was left out there is a count.
+pub(super) fn fit<const KINDS: usize>(
+    mut samples: Vec<Sample>,
+    kinds: [(&'static str, Things); KINDS],
+) -> Vec<Sample> {
+    let mut left = MOST_OF_GUEST.saturating_sub(samples.len() + KINDS);
+    let mut kinds = kinds.map(|(name, things)| (name, things.into_iter().peekable()));
+    let mut is_full = [false; KINDS];
+    while is_full.contains(&false) {
+        for ((_, things), is_full) in kinds.iter_mut().zip(&mut is_full) {
+            match things.next_if(|thing| !*is_full && thing.len() <= left) {
+                Some(thing) => {
+                    left -= thing.len();
+                    samples.extend(thing);
+                }
+                None => *is_full = true,
+            }
+        }
+    }
+    for (name, things) in kinds {
+        put(&mut samples, &table::LEFT_OUT, &[name], whole(things.count() as u64));
+    }
+    samples
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn things(count: usize, series: usize) -> Things {
+        let one = Sample { family: &table::DISK_READS, labels: vec![String::new()], value: 0.0 };
+        vec![vec![one; series]; count]
+    }
+
+    fn left_out(samples: &[Sample]) -> Vec<f64> {
+        let found = samples.iter().filter(|sample| sample.family == &table::LEFT_OUT);
+        found.map(|sample| sample.value).collect()
+    }
+
+    #[test]
+    #[allow(clippy::float_cmp)]
+    fn no_kind_takes_the_room_of_the_others() {
+        let samples = fit(Vec::new(), [("a", things(1000, 5)), ("b", things(2, 7)), ("c", things(0, 1))]);
+        assert!(samples.len() <= MOST_OF_GUEST && samples.len() > MOST_OF_GUEST - 5, "{}", samples.len());
+        let [a, b, c] = left_out(&samples)[..] else { panic!() };
+        assert_eq!((a, b, c), (974.0, 0.0, 0.0));
+        let few = fit(Vec::new(), [("a", things(3, 5)), ("b", things(2, 7))]);
+        assert_eq!((few.len(), left_out(&few)), (31, vec![0.0, 0.0]));
+    }
+}

@@ -1,0 +1,93 @@
+//! Temperatures, where the kernel has sensors.
+
+use crate::guest::metrics::{Things, put, whole};
+use crate::metrics::table;
+use crate::sys::root::Root;
+
+const HARDWARE: &str = "/sys/class/hwmon";
+const ZONES: &str = "/sys/class/thermal";
+/// Most chips and zones, most inputs of a chip, and most sensors in all.
+const MOST_CHIPS: usize = 16;
+const MOST_INPUTS: usize = 16;
+const MOST: usize = 32;
+/// What no sensor shows that works, in thousandths of a degree.
+const POSSIBLE: std::ops::Range<i64> = -100_000..300_000;
+
+/// Of each sensor one series; of thermal zones only where there are no others.
+pub(super) fn samples(root: &Root) -> Things {
+    let mut found = Vec::new();
+    for chip in entries(root, HARDWARE, "hwmon") {
+        let name = root.line(&format!("{chip}/name"));
+        for number in 1..=MOST_INPUTS {
+            let input = format!("{chip}/temp{number}");
+            let label = root.line(&format!("{input}_label"));
+            let label = if label.is_empty() { format!("temp{number}") } else { label };
+            found.extend(sensor(root, &format!("{input}_input"), &format!("{name}/{label}")));
+        }
+    }
+    if found.is_empty() {
+        for zone in entries(root, ZONES, "thermal_zone") {
+            let name = root.line(&format!("{zone}/type"));
+            found.extend(sensor(root, &format!("{zone}/temp"), &name));
+        }
+    }
+    // Two chips of one kind have one name.
+    let mut names = std::collections::BTreeSet::new();
+    found.retain(|(name, _)| names.insert(name.clone()));
+    found.truncate(MOST);
+    let one = |(name, degrees): (String, f64)| {
+        let mut samples = Vec::new();
+        put(&mut samples, &table::TEMPERATURE, &[&name], degrees);
+        samples
+    };
+    found.into_iter().map(one).collect()
+}
+
+fn entries(root: &Root, directory: &str, prefix: &str) -> Vec<String> {
+    let all = std::fs::read_dir(root.path(directory)).into_iter().flatten().flatten();
+    let names = all.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| name.starts_with(prefix)).take(MOST_CHIPS).collect();
+    names.sort();
+    names.into_iter().map(|name| format!("{directory}/{name}")).collect()
+}
+
+/// `45000`, in thousandths of a degree.
+fn sensor(root: &Root, file: &str, name: &str) -> Option<(String, f64)> {
+    let shown = root.line(file).parse::<i64>().ok().filter(|shown| POSSIBLE.contains(shown))?;
+    let degrees = whole(shown.unsigned_abs()) / 1000.0;
+    Some((name.to_owned(), if shown < 0 { -degrees } else { degrees }))
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use super::*;
+    use crate::guest::metrics::told;
+
+    #[test]
+    fn chips_and_else_zones() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        let write = |path: &str, text: &str| {
+            let path = root.path(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let all = || samples(&root).iter().flat_map(|sensor| told(sensor)).collect::<Vec<_>>();
+        assert!(all().is_empty());
+        write("/sys/class/thermal/thermal_zone0/type", "acpitz\n");
+        write("/sys/class/thermal/thermal_zone0/temp", "27800\n");
+        write("/sys/class/thermal/cooling_device0/type", "fan\n");
+        assert_eq!(all(), ["temperature_celsius acpitz 27.8"]);
+        write("/sys/class/hwmon/hwmon1/name", "k10temp\n");
+        write("/sys/class/hwmon/hwmon1/temp1_input", "45125\n");
+        write("/sys/class/hwmon/hwmon1/temp1_label", "Tctl\n");
+        write("/sys/class/hwmon/hwmon1/temp2_input", "-5500\n");
+        write("/sys/class/hwmon/hwmon1/temp3_input", "999999999\n");
+        write("/sys/class/hwmon/hwmon1/temp4_input", "none\n");
+        assert_eq!(
+            all(),
+            ["temperature_celsius k10temp/Tctl 45.125", "temperature_celsius k10temp/temp2 -5.5"]
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! What guests measure of themselves, gathered when Prometheus asks: from all at once, each by itself and within a deadline, so that a
+//! guest that is slow or does not answer delays nobody's series but its own.
+//!
+//! ```text
+//!         ┌─ no session, or none that can tell ─▶ not asked
+//! guest ──┼─ answered within the last second ───▶ the same answer
+//!         ├─ asked ──▶ answered ────────────────▶ cleaned, and kept for a second
+//!         │      └───▶ late ────────────────────▶ nothing; waited for less until it is in time again
+//!         └─ denied a moment ago ───────────────▶ not asked
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::fleet::{Handle, Known, Reach, Stopped};
+use super::half::Half;
+use super::metrics::gathered::Outcome;
+use crate::metrics::{check, message, table};
+use crate::wire::proto::v1::{CollectMetricsRequest, CollectMetricsResponse, SessionState};
+
+/// What an agent says that it can, if it tells metrics.
+const CAPABILITY: &str = "metrics";
+/// How long a guest is waited for: less than Prometheus waits.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// The same of one that was late the last time.
+const LITTLE_PATIENCE: Duration = Duration::from_millis(500);
+/// For how long an answer is good enough for somebody else who asks.
+const FRESH: Duration = Duration::from_secs(1);
+/// For how long a guest that has denied it is not asked again: its owner's records are not for this.
+const DENIED_FOR: Duration = Duration::from_secs(60);
+
+/// Gathers them; clones share what is known.
+#[derive(Debug, Clone)]
+pub struct Gatherer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    fleet: Handle,
+    half: Arc<Half>,
+    /// By the names of VMs.
+    places: Mutex<BTreeMap<String, Arc<Place>>>,
+}
+
+/// Held while its guest is asked: who comes meanwhile gets the same answer.
+type Place = tokio::sync::Mutex<Last>;
+
+/// How it was the last time.
+#[derive(Debug, Default)]
+struct Last {
+    asked: Option<Instant>,
+    told: Told,
+    is_late: bool,
+    denied: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Default)]
+enum Told {
+    /// It was not asked.
+    #[default]
+    Nothing,
+    /// It did not answer.
+    Silence,
+    Answer(Arc<CollectMetricsResponse>),
+}
+
+/// The metrics of one VM.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    /// The VM's name.
+    pub name: String,
+    /// In the order of the table: what this host half knows, and what the guest has told.
+    pub metrics: CollectMetricsResponse,
+}
+
+impl Gatherer {
+    /// Those of the VMs of this fleet; what guests do not tell is counted.
+    pub fn new(fleet: Handle, half: Arc<Half>) -> Self {
+        Self(Arc::new(Inner { fleet, half, places: Mutex::default() }))
+    }
+
+    /// Of all VMs, in the order of their names.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn all(&self) -> Result<Vec<Guest>, Stopped> {
+        let known = self.0.fleet.list().await?;
+        self.forget_others(&known);
+        let all = known.iter().map(|known| self.of(known));
+        Ok(futures_util::future::join_all(all).await)
+    }
+
+    /// Of the VM of this name; none if there is none.
+    ///
+    /// # Errors
+    /// When the fleet has ended.
+    pub async fn one(&self, name: &str) -> Result<Option<Guest>, Stopped> {
+        let Some(known) = self.0.fleet.get(name.to_owned()).await? else { return Ok(None) };
+        Ok(Some(self.of(&known).await))
+    }
+
+    async fn of(&self, known: &Known) -> Guest {
+        let told = match known.view.session() {
+            SessionState::Connected => self.told(&known.view.name).await,
+            _ => Told::Nothing,
+        };
+        let mut samples = Vec::new();
+        let mut put = |family, labels: &[&str], value| {
+            let labels = labels.iter().map(|text| check::label(text)).collect();
+            samples.push(crate::metrics::Sample { family, labels, value });
+        };
+        match (known.view.session(), &told) {
+            (SessionState::Connected, Told::Nothing | Told::Answer(_)) => put(&table::UP, &[], 1.0),
+            (SessionState::Connected | SessionState::Connecting | SessionState::Refused, _) => {
+                put(&table::UP, &[], 0.0);
+            }
+            _ => {}
+        }
+        put(&table::VM_INFO, &[&known.view.uuid, &known.view.cluster], 1.0);
+        let mut metrics = message(&samples);
+        if let Told::Answer(answer) = told {
+            metrics.families.extend(answer.families.iter().cloned());
+        }
+        Guest { name: known.view.name.clone(), metrics }
+    }
+
+    async fn told(&self, name: &str) -> Told {
+        let place = Arc::clone(self.places().entry(name.to_owned()).or_default());
+        let Ok(mut last) = tokio::time::timeout(PATIENCE, place.lock()).await else { return Told::Silence };
+        let now = Instant::now();
+        if last.asked.is_some_and(|asked| now.duration_since(asked) < FRESH) {
+            return last.told.clone();
+        }
+        if last.denied.is_some_and(|denied| now.duration_since(denied) < DENIED_FOR) {
+            return Told::Nothing;
+        }
+        let (told, outcome) = self.ask(name, if last.is_late { LITTLE_PATIENCE } else { PATIENCE }).await;
+        if let Some(outcome) = outcome {
+            self.0.half.metrics.gathered.count(outcome);
+            last.is_late = outcome == Outcome::Late;
+            last.denied = (outcome == Outcome::Denied).then(Instant::now);
+        }
+        last.asked = Some(Instant::now());
+        last.told = told.clone();
+        told
+    }
+
+    /// Asks the guest, as this host half itself; no outcome if it cannot be.
+    async fn ask(&self, name: &str, patience: Duration) -> (Told, Option<Outcome>) {
+        let agent = match self.0.fleet.caller(name.to_owned()).await {
+            Ok(Some(Reach::Session { agent, capabilities }))
+                if !agent.is_elsewhere() && capabilities.iter().any(|one| one == CAPABILITY) =>
+            {
+                agent
+            }
+            _ => return (Told::Nothing, None),
+        };
+        let calls = agent.on_behalf_of_any(None);
+        let answer = calls.hand_on(CollectMetricsRequest::default());
+        match tokio::time::timeout(patience, answer).await {
+            Ok(Ok(answer)) => {
+                (Told::Answer(Arc::new(check::clean(answer.into_inner()))), Some(Outcome::Answered))
+            }
+            Ok(Err(status)) if matches!(status.code(), Code::PermissionDenied | Code::Unimplemented) => {
+                (Told::Nothing, Some(Outcome::Denied))
+            }
+            Ok(Err(status)) => {
+                tracing::debug!(vm = name, code = ?status.code(), "a guest tells no metrics");
+                (Told::Silence, Some(Outcome::Failed))
+            }
+            Err(_) => (Told::Silence, Some(Outcome::Late)),
+        }
+    }
+
+    /// Forgets VMs that there are no more.
+    fn forget_others(&self, known: &[Known]) {
+        let is_known = |name: &String| known.binary_search_by(|one| one.view.name.cmp(name)).is_ok();
+        self.places().retain(|name, _| is_known(name));
+    }
+
+    fn places(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Place>>> {
+        // Nothing that is done under the lock leaves it half changed.
+        self.0.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

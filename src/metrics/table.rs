@@ -1,0 +1,175 @@
+//! All metrics of guests, one row each: docs/metrics.md, the answers of agents and `/metrics` are made of it.
+
+use super::{Family, Kind};
+
+/// A row: the constant, the kind, the name, the unit, the labels; what it tells; where it is read.
+macro_rules! families {
+    ($($constant:ident $kind:ident $name:literal $unit:literal [$($label:literal),*] $help:literal $source:literal;)*) => {
+        $(
+            #[doc = $help]
+            #[allow(clippy::doc_markdown, reason = "Prometheus shows it as well, and knows no Markdown")]
+            pub static $constant: Family = Family {
+                name: $name,
+                kind: Kind::$kind,
+                unit: $unit,
+                labels: &[$($label),*],
+                help: $help,
+                source: $source,
+            };
+        )*
+
+        /// All of them, the most important ones first.
+        pub static FAMILIES: &[&Family] = &[$(&$constant),*];
+    };
+}
+
+families! {
+    UP Gauge "up" "" [] "1 while the agent is reached and answers in time, 0 while not; absent of a VM that is off or has no vsock." "";
+    VM_INFO Gauge "vm_info" "" ["uuid", "cluster"] "1; the VM as the host half knows it." "";
+    INFO Gauge "info" "" ["boot_id", "kernel"] "1; counters begin anew with each boot_id." "/proc/sys/kernel, uname(2)";
+    UPTIME Gauge "uptime_seconds" "seconds" [] "Since the boot." "/proc/uptime";
+    FROZEN Gauge "filesystems_frozen" "" [] "1 while file systems are frozen, or about to be, through guestlet." "the agent";
+    UNITS_FAILED Gauge "units_failed" "" [] "Units of systemd that have failed." "systemd (D-Bus)";
+    OOM_KILLS Counter "oom_kills" "" [] "Processes that the kernel killed for want of memory." "/proc/vmstat";
+    MEMORY_TOTAL Gauge "memory_total_bytes" "bytes" [] "Memory that there is for use." "/proc/meminfo";
+    MEMORY_AVAILABLE Gauge "memory_available_bytes" "bytes" [] "Memory that programs can have without swapping (MemAvailable)." "/proc/meminfo";
+    MEMORY_FREE Gauge "memory_free_bytes" "bytes" [] "Memory that nothing uses." "/proc/meminfo";
+    MEMORY_BUFFERS Gauge "memory_buffers_bytes" "bytes" [] "Buffers of block devices." "/proc/meminfo";
+    MEMORY_CACHED Gauge "memory_cached_bytes" "bytes" [] "The page cache, with what is shared." "/proc/meminfo";
+    MEMORY_SHARED Gauge "memory_shared_bytes" "bytes" [] "Shared memory and tmpfs (Shmem)." "/proc/meminfo";
+    MEMORY_SLAB_RECLAIMABLE Gauge "memory_slab_reclaimable_bytes" "bytes" [] "Caches of the kernel that can be given back." "/proc/meminfo";
+    MEMORY_SLAB_UNRECLAIMABLE Gauge "memory_slab_unreclaimable_bytes" "bytes" [] "Memory of the kernel that cannot be given back." "/proc/meminfo";
+    MEMORY_DIRTY Gauge "memory_dirty_bytes" "bytes" [] "What waits to be written to disks." "/proc/meminfo";
+    SWAP_TOTAL Gauge "swap_total_bytes" "bytes" [] "Swap space." "/proc/meminfo";
+    SWAP_FREE Gauge "swap_free_bytes" "bytes" [] "Swap space that nothing uses." "/proc/meminfo";
+    SWAP_IN Counter "swap_in_bytes" "bytes" [] "Memory that was read from swap." "/proc/vmstat";
+    SWAP_OUT Counter "swap_out_bytes" "bytes" [] "Memory that was written to swap." "/proc/vmstat";
+    MAJOR_FAULTS Counter "major_page_faults" "" [] "Page faults that had to wait for a disk." "/proc/vmstat";
+    PRESSURE_WAITING Counter "pressure_waiting_seconds" "seconds" ["resource"] "Time in which at least one task waited for cpu, memory or io (PSI, some)." "/proc/pressure";
+    PRESSURE_STALLED Counter "pressure_stalled_seconds" "seconds" ["resource"] "Time in which all tasks that had work to do waited for memory or io (PSI, full)." "/proc/pressure";
+    LOAD_1 Gauge "load1" "" [] "Load average of 1 minute." "/proc/loadavg";
+    LOAD_5 Gauge "load5" "" [] "Load average of 5 minutes." "/proc/loadavg";
+    LOAD_15 Gauge "load15" "" [] "Load average of 15 minutes." "/proc/loadavg";
+    CPUS Gauge "cpus" "" [] "Processors that are online." "/proc/stat";
+    CPU Counter "cpu_seconds" "seconds" ["mode"] "Time of all processors together: user, nice, system, idle, iowait, irq, softirq, steal." "/proc/stat";
+    CONTEXT_SWITCHES Counter "context_switches" "" [] "Context switches." "/proc/stat";
+    FORKS Counter "forks" "" [] "Processes and threads that were started." "/proc/stat";
+    PROCESSES_RUNNING Gauge "processes_running" "" [] "Tasks that run or could run." "/proc/stat";
+    PROCESSES_BLOCKED Gauge "processes_blocked" "" [] "Tasks that wait for a disk." "/proc/stat";
+    FILES_OPEN Gauge "files_open" "" [] "Files that are open in the kernel's table." "/proc/sys/fs/file-nr";
+    FILES_MAX Gauge "files_max" "" [] "Files that may be open." "/proc/sys/fs/file-nr";
+    CONNTRACK Gauge "conntrack_entries" "" [] "Connections that netfilter follows." "/proc/sys/net/netfilter";
+    CONNTRACK_MAX Gauge "conntrack_entries_max" "" [] "Connections that netfilter can follow." "/proc/sys/net/netfilter";
+    CLOCK_SYNCHRONIZED Gauge "clock_synchronized" "" [] "1 if something keeps the clock right, as the kernel was told." "adjtimex(2)";
+    CLOCK_OFFSET Gauge "clock_offset_seconds" "seconds" [] "What the clock is corrected by, as whoever keeps it right has told the kernel." "adjtimex(2)";
+    CLOCK_MAX_ERROR Gauge "clock_max_error_seconds" "seconds" [] "How wrong the clock may be at most." "adjtimex(2)";
+    UNRESPONSIVE Gauge "filesystems_unresponsive" "" [] "File systems that did not say in time how full they are; these have no other series." "statvfs(3)";
+    LEFT_OUT Gauge "left_out" "" ["kind"] "File systems, disks, interfaces, units and sensors for which there was no room." "the agent";
+    UNIT_FAILED Gauge "unit_failed" "" ["unit"] "1; a unit that has failed, ten at most." "systemd (D-Bus)";
+    FS_SIZE Gauge "filesystem_size_bytes" "bytes" ["mountpoint", "fstype"] "Size of a file system." "statvfs(3)";
+    FS_AVAILABLE Gauge "filesystem_available_bytes" "bytes" ["mountpoint", "fstype"] "What users other than root can still write to it." "statvfs(3)";
+    FS_INODES Gauge "filesystem_inodes" "" ["mountpoint", "fstype"] "Files that it can hold; absent if it has no such limit." "statvfs(3)";
+    FS_INODES_FREE Gauge "filesystem_inodes_free" "" ["mountpoint", "fstype"] "How many more files it can hold." "statvfs(3)";
+    FS_READ_ONLY Gauge "filesystem_readonly" "" ["mountpoint", "fstype"] "1 if it cannot be written to: mounted so, or made so by the kernel after an error." "/proc/self/mountinfo";
+    FS_ERRORS Counter "filesystem_errors" "" ["mountpoint", "fstype"] "Errors that are written in it since it was last checked (ext4)." "/sys/fs/ext4";
+    DISK_READS Counter "disk_reads" "" ["device"] "Requests to read that a disk completed." "/proc/diskstats";
+    DISK_WRITES Counter "disk_writes" "" ["device"] "Requests to write that it completed." "/proc/diskstats";
+    DISK_READ_BYTES Counter "disk_read_bytes" "bytes" ["device"] "Bytes that were read." "/proc/diskstats";
+    DISK_WRITTEN_BYTES Counter "disk_written_bytes" "bytes" ["device"] "Bytes that were written." "/proc/diskstats";
+    DISK_READ_TIME Counter "disk_read_time_seconds" "seconds" ["device"] "Time that all requests to read took together." "/proc/diskstats";
+    DISK_WRITE_TIME Counter "disk_write_time_seconds" "seconds" ["device"] "Time that all requests to write took together." "/proc/diskstats";
+    DISK_BUSY Counter "disk_busy_seconds" "seconds" ["device"] "Time in which the disk had something to do." "/proc/diskstats";
+    NET_RECEIVED Counter "network_received_bytes" "bytes" ["device"] "Bytes that an interface received." "/proc/net/dev";
+    NET_SENT Counter "network_sent_bytes" "bytes" ["device"] "Bytes that it sent." "/proc/net/dev";
+    NET_RECEIVED_PACKETS Counter "network_received_packets" "" ["device"] "Packets that it received." "/proc/net/dev";
+    NET_SENT_PACKETS Counter "network_sent_packets" "" ["device"] "Packets that it sent." "/proc/net/dev";
+    NET_RECEIVE_ERRORS Counter "network_receive_errors" "" ["device"] "Packets that were received damaged." "/proc/net/dev";
+    NET_SEND_ERRORS Counter "network_send_errors" "" ["device"] "Packets that could not be sent." "/proc/net/dev";
+    NET_RECEIVE_DROPPED Counter "network_receive_dropped" "" ["device"] "Packets that were received and dropped." "/proc/net/dev";
+    NET_SEND_DROPPED Counter "network_send_dropped" "" ["device"] "Packets that were dropped instead of sent." "/proc/net/dev";
+    UNIT_MEMORY Gauge "unit_memory_bytes" "bytes" ["unit"] "Memory of a unit, its page cache included: of up to ten that use most memory, most processor time lately, or wait most." "cgroups, version 2";
+    UNIT_CPU Counter "unit_cpu_seconds" "seconds" ["unit"] "Processor time of a unit." "cgroups, version 2";
+    UNIT_PRESSURE Counter "unit_pressure_waiting_seconds" "seconds" ["unit", "resource"] "Time in which at least one task of a unit waited for cpu, memory or io." "cgroups, version 2";
+    UNIT_OOM_KILLS Counter "unit_oom_kills" "" ["unit"] "Processes of a unit that the kernel killed for want of memory." "cgroups, version 2";
+    TEMPERATURE Gauge "temperature_celsius" "celsius" ["sensor"] "What a sensor shows." "/sys/class/hwmon, /sys/class/thermal";
+}
+
+/// The metric of this name, if a guest may tell it; and its place in the table.
+pub fn of_guest(name: &str) -> Option<(usize, &'static Family)> {
+    let mut all = FAMILIES.iter().copied().enumerate();
+    all.find(|(_, family)| family.name == name && family.is_of_guest())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const MARK: &str =
+        "<!-- Written from src/metrics/table.rs from here on: UPDATE_DOCS=1 cargo test --lib metrics:: -->\n";
+
+    #[test]
+    fn names_say_their_units() {
+        let names: BTreeSet<_> = FAMILIES.iter().map(|family| family.name).collect();
+        assert_eq!(names.len(), FAMILIES.len(), "a name is there twice");
+        for family in FAMILIES {
+            let name = family.name;
+            assert!(family.unit.is_empty() || name.ends_with(&format!("_{}", family.unit)), "{name}");
+            assert!(!name.ends_with("_total") && family.labels.iter().all(|label| *label != "vm"), "{name}");
+            assert!(
+                name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+            );
+            assert!(family.help.ends_with('.') && !family.help.contains(['"', '\\', '\n', '|']), "{name}");
+        }
+    }
+
+    fn page() -> String {
+        let mut text = String::from(
+            "| metric | type | unit | labels beside `vm` | what it tells | read from |\n|---|---|---|---|---|---|\n",
+        );
+        for family in FAMILIES {
+            let labels: Vec<_> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+            let source = if family.is_of_guest() { family.source } else { "guestlet-host" };
+            let row = [
+                format!("`{}`", family.full_name()),
+                family.kind.word().to_owned(),
+                family.unit.to_owned(),
+                labels.join(", "),
+                family.help.to_owned(),
+                source.to_owned(),
+            ];
+            text.extend(["| ", &row.join(" | "), " |\n"]);
+        }
+        text
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods)]
+    fn the_page_in_docs_is_the_table() {
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+        let found = std::fs::read_to_string(&file).unwrap();
+        let (by_hand, written) = found.split_once(MARK).expect("docs/metrics.md has the mark");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&file, format!("{by_hand}{MARK}{}", page())).unwrap();
+            return;
+        }
+        assert_eq!(written, page(), "UPDATE_DOCS=1 cargo test --lib metrics:: writes docs/metrics.md anew");
+    }
+
+    /// A rule about a metric that there is not would never fire.
+    #[test]
+    #[allow(clippy::disallowed_methods)]
+    fn rules_are_about_metrics_that_there_are() {
+        let file =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/prometheus/guestlet.rules.yml");
+        let text = std::fs::read_to_string(file).unwrap();
+        let names: BTreeSet<_> = FAMILIES.iter().map(|family| family.full_name()).collect();
+        let is_of_name = |one: char| one.is_ascii_alphanumeric() || one == '_';
+        let words =
+            text.split(|one| !is_of_name(one)).filter(|word| word.starts_with(crate::metrics::PREFIX));
+        let used: BTreeSet<_> = words.map(str::to_owned).collect();
+        assert!(used.len() > 10, "{used:?}");
+        assert!(used.is_subset(&names), "{:?}", used.difference(&names));
+    }
+}

@@ -1,0 +1,50 @@
+//! `guestlet.v1.Metrics`: what this machine measures of itself, for the host half.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tonic::{Request, Response, Status};
+
+use crate::guest::Guest;
+use crate::guest::metrics::Collector;
+use crate::metrics;
+use crate::wire::proto::v1;
+use crate::wire::proto::v1::metrics_server::{self, MetricsServer};
+
+/// How many may wait to be answered at a time: more than a host half asks for.
+const MOST: usize = 8;
+
+/// The service; clones share its places and what it remembers.
+#[derive(Debug, Clone)]
+pub struct Service {
+    guest: Guest,
+    collector: Arc<Collector>,
+    places: Arc<Semaphore>,
+}
+
+impl Service {
+    /// A service over this guest.
+    pub fn new(guest: Guest) -> Self {
+        Self { guest, collector: Arc::default(), places: Arc::new(Semaphore::new(MOST)) }
+    }
+
+    /// The service as HTTP/2 serves it.
+    pub fn into_server(self) -> MetricsServer<Self> {
+        MetricsServer::new(self)
+    }
+}
+
+#[tonic::async_trait]
+impl metrics_server::Metrics for Service {
+    async fn collect_metrics(
+        &self,
+        _: Request<v1::CollectMetricsRequest>,
+    ) -> Result<Response<v1::CollectMetricsResponse>, Status> {
+        let _place = self.places.try_acquire().map_err(|_| {
+            Status::resource_exhausted(format!("{MOST} callers wait for metrics already; try again later"))
+        })?;
+        let samples = self.collector.collect(&self.guest).await;
+        let samples = samples.map_err(|silent| Status::deadline_exceeded(silent.to_string()))?;
+        Ok(Response::new(metrics::message(&samples)))
+    }
+}
