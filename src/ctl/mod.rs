@@ -39,6 +39,7 @@ pub mod print;
 pub mod proxy;
 mod signals;
 mod standard;
+pub mod top;
 pub mod topology;
 pub mod trust;
 pub mod volumes;
@@ -73,6 +74,8 @@ pub enum Verb {
         /// Its name.
         name: String,
     },
+    /// Show what all guests do now.
+    Top(top::Wish),
     /// Say what works.
     Doctor,
     /// Measure round trips.
@@ -309,6 +312,7 @@ async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Er
         Verb::Info { name } => info::run(client, printer, name).await,
         Verb::Watch(filter) => watch::run(client, printer, filter).await,
         Verb::Disks { name } => disks::run(client, printer, name).await,
+        Verb::Top(wish) => top::run(daemon, printer, wish).await,
         Verb::Ping { name, count } => ping::run(client, printer, name, count).await,
         Verb::Disk { name, action } => disk::run(client, printer, name, action).await,
         Verb::Volumes(action) => volumes::run(client, printer, action).await,

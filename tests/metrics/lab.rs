@@ -164,3 +164,12 @@ pub fn find<'s>(samples: &'s [Sample], name: &str, labels: &[(&str, &str)]) -> V
     };
     samples.iter().filter(is).collect()
 }
+
+/// Waits until it is so.
+pub fn until(what: &str, wanted: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + DEADLINE;
+    while !wanted() {
+        assert!(std::time::Instant::now() < end, "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}

@@ -27,4 +27,8 @@ mod lab;
 mod launch;
 mod prometheus;
 mod scrape;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../exec/screen.rs"]
+mod screen;
 mod systemd;
+mod top;

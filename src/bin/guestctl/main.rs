@@ -20,6 +20,7 @@ use guestlet::ctl::audit::Query;
 use guestlet::ctl::cluster::Access;
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
+use guestlet::ctl::top;
 use guestlet::ctl::trust::{self, bootstrap};
 use guestlet::ctl::{
     self, Verb, Where, kinds::NAMES, load_balancers::Action, print::Format, watch::Filter, words::parse_span,
@@ -109,6 +110,24 @@ enum Command {
         /// How often
         #[arg(short, long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=10_000))]
         count: u32,
+    },
+    /// Show what all guests do now: processors, memory, waiting, disks, networks, the fullest file system
+    ///
+    /// Keys sort, and q ends it. W-CPU, W-MEM and W-IO are the part of the time in which something in the guest waited for a processor,
+    /// memory or a disk. Rates are of the time since the guests were asked before.
+    #[command(
+        after_help = "Examples:\n  guestctl top --sort memory\n  guestctl top --once -o json | jq '.[] | select(.waiting_memory_ratio > 0.1) | .name'"
+    )]
+    Top {
+        /// Sort by this, most first
+        #[arg(long, value_enum, default_value = "cpu")]
+        sort: top::Sort,
+        /// How often guests are asked, such as 5s
+        #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "2s")]
+        every: Duration,
+        /// Print a table, or with -o json values, and end
+        #[arg(long)]
+        once: bool,
     },
     /// Say what works on this host, what is missing, and what to do
     Doctor,
@@ -283,6 +302,9 @@ fn main() -> ExitCode {
             Verb::Watch(Filter { name, kinds, heartbeats, since })
         }
         Command::Ping { name, count } => Verb::Ping { name, count },
+        Command::Top { sort, every, once } => {
+            Verb::Top(top::Wish { sort, every: every.max(Duration::from_secs(1)), once })
+        }
         Command::Doctor => Verb::Doctor,
         Command::Audit { since, vm, guest_file } => Verb::Audit(Query { since, vm, guest_file }),
         Command::Machine(machine) => machine.into(),

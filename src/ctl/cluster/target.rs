@@ -41,6 +41,7 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
             names.last().map_or(Err(Error::NeedsNode("this")), |name| Ok(Target::Guest(name.to_owned())))
         }
         Verb::Proxy => Err(Error::NeedsNode("guestctl proxy")),
+        Verb::Top(_) => Err(Error::NeedsNode("top")),
         Verb::Disk { name, .. } if name.is_empty() => {
             Err(Error::NeedsNode("guestctl disk volumes without the name of a VM"))
         }
@@ -106,6 +107,7 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         | Verb::Nodes
         | Verb::Doctor
         | Verb::Proxy
+        | Verb::Top(_)
         | Verb::Volumes(_)
         | Verb::LoadBalancers(_)
         | Verb::Trust(

@@ -1,0 +1,247 @@
+//! What two answers of a guest, one after the other, say of what it does now. Pure.
+
+use serde::Serialize;
+
+use super::Sort;
+use crate::metrics::{Family, table};
+use crate::wire::proto::v1::{CollectMetricsResponse, MetricSample};
+
+/// What is shown of a guest; none of what is not known.
+#[derive(Debug, Clone, PartialEq, Serialize, Default)]
+pub struct Figures {
+    /// The VM's name.
+    pub name: String,
+    /// The guest has answered.
+    pub answers: bool,
+    /// Processors that are online.
+    pub cpus: Option<f64>,
+    /// Of the time of all processors, the part in which they worked or were taken by the host.
+    pub cpu_ratio: Option<f64>,
+    /// Memory that programs could not have.
+    pub memory_used_bytes: Option<f64>,
+    /// All memory.
+    pub memory_total_bytes: Option<f64>,
+    /// Of the time, the part in which something waited for a processor, memory, a disk.
+    pub waiting_cpu_ratio: Option<f64>,
+    /// For memory.
+    pub waiting_memory_ratio: Option<f64>,
+    /// For disks.
+    pub waiting_io_ratio: Option<f64>,
+    /// Bytes of all disks together.
+    pub disk_read_bytes_per_second: Option<f64>,
+    /// Written.
+    pub disk_written_bytes_per_second: Option<f64>,
+    /// Bytes of all interfaces together.
+    pub network_received_bytes_per_second: Option<f64>,
+    /// Sent.
+    pub network_sent_bytes_per_second: Option<f64>,
+    /// Of the fullest file system, the part that is used.
+    pub fullest_ratio: Option<f64>,
+    /// Where that is mounted.
+    pub fullest_mount_point: Option<String>,
+    /// Units of systemd that have failed.
+    pub units_failed: Option<f64>,
+}
+
+fn samples<'a>(answer: &'a CollectMetricsResponse, family: &Family) -> &'a [MetricSample] {
+    let found = answer.families.iter().find(|found| found.name == family.name);
+    found.map_or(&[], |found| &found.samples)
+}
+
+/// The value of the one with these labels.
+fn value(answer: &CollectMetricsResponse, family: &Family, labels: &[&str]) -> Option<f64> {
+    samples(answer, family).iter().find(|sample| sample.labels == labels).map(|sample| sample.value)
+}
+
+/// How much more there is of it, over all labels that both have; none if there is none, or it began anew.
+fn more(
+    before: &CollectMetricsResponse,
+    now: &CollectMetricsResponse,
+    family: &Family,
+    counts: impl Fn(&[String]) -> bool,
+) -> Option<f64> {
+    let mut sum = None;
+    for sample in samples(now, family).iter().filter(|sample| counts(&sample.labels)) {
+        let labels: Vec<_> = sample.labels.iter().map(String::as_str).collect();
+        let Some(then) = value(before, family, &labels) else { continue };
+        if sample.value < then {
+            return None;
+        }
+        *sum.get_or_insert(0.0) += sample.value - then;
+    }
+    sum
+}
+
+impl Figures {
+    /// Of the guest of the VM of this name: what it has answered before, and now.
+    pub fn of(
+        name: &str,
+        before: Option<&CollectMetricsResponse>,
+        now: Option<&CollectMetricsResponse>,
+    ) -> Self {
+        let mut figures = Self { name: name.to_owned(), answers: now.is_some(), ..Self::default() };
+        let Some(now) = now else { return figures };
+        figures.cpus = value(now, &table::CPUS, &[]);
+        figures.memory_total_bytes = value(now, &table::MEMORY_TOTAL, &[]);
+        let available = value(now, &table::MEMORY_AVAILABLE, &[]);
+        figures.memory_used_bytes =
+            figures.memory_total_bytes.zip(available).map(|(total, available)| (total - available).max(0.0));
+        figures.units_failed = value(now, &table::UNITS_FAILED, &[]);
+        if let Some((ratio, mount_point)) = fullest(now) {
+            figures.fullest_ratio = Some(ratio);
+            figures.fullest_mount_point = Some(mount_point);
+        }
+        if let Some(before) = before {
+            figures.since(before, now);
+        }
+        figures
+    }
+
+    /// What has changed since then.
+    fn since(&mut self, before: &CollectMetricsResponse, now: &CollectMetricsResponse) {
+        let boot = |answer| samples(answer, &table::INFO).first().map(|sample| sample.labels.clone());
+        let uptimes = value(before, &table::UPTIME, &[]).zip(value(now, &table::UPTIME, &[]));
+        let Some(time) = uptimes.map(|(then, now)| now - then).filter(|time| *time > 0.0) else { return };
+        if boot(before) != boot(now) {
+            return;
+        }
+        let rate = |family| more(before, now, family, |_| true).map(|more| more / time);
+        self.disk_read_bytes_per_second = rate(&table::DISK_READ_BYTES);
+        self.disk_written_bytes_per_second = rate(&table::DISK_WRITTEN_BYTES);
+        self.network_received_bytes_per_second = rate(&table::NET_RECEIVED);
+        self.network_sent_bytes_per_second = rate(&table::NET_SENT);
+        let waiting = |resource: &str| {
+            let of_it = |labels: &[String]| labels == [resource];
+            more(before, now, &table::PRESSURE_WAITING, of_it).map(|more| (more / time).min(1.0))
+        };
+        self.waiting_cpu_ratio = waiting("cpu");
+        self.waiting_memory_ratio = waiting("memory");
+        self.waiting_io_ratio = waiting("io");
+        let is_idle = |labels: &[String]| labels == ["idle"] || labels == ["iowait"];
+        let all = more(before, now, &table::CPU, |_| true).filter(|all| *all > 0.0);
+        let idle = more(before, now, &table::CPU, is_idle);
+        self.cpu_ratio = all.zip(idle).map(|(all, idle)| (1.0 - idle / all).clamp(0.0, 1.0));
+    }
+
+    fn rank(&self, sort: Sort) -> f64 {
+        let all = |figures: &[Option<f64>]| figures.iter().flatten().sum::<f64>();
+        match sort {
+            Sort::Name => Some(0.0),
+            Sort::Cpu => self.cpu_ratio.zip(self.cpus).map(|(ratio, cpus)| ratio * cpus),
+            Sort::Memory => self.memory_ratio(),
+            Sort::Pressure => {
+                let all = [self.waiting_cpu_ratio, self.waiting_memory_ratio, self.waiting_io_ratio];
+                all.into_iter().flatten().reduce(f64::max)
+            }
+            Sort::Disk => Some(all(&[self.disk_read_bytes_per_second, self.disk_written_bytes_per_second])),
+            Sort::Network => {
+                Some(all(&[self.network_received_bytes_per_second, self.network_sent_bytes_per_second]))
+            }
+            Sort::Full => self.fullest_ratio,
+        }
+        .unwrap_or(-1.0)
+    }
+
+    /// The part of the memory that is used.
+    pub fn memory_ratio(&self) -> Option<f64> {
+        let total = self.memory_total_bytes.filter(|total| *total > 0.0)?;
+        self.memory_used_bytes.map(|used| used / total)
+    }
+}
+
+/// The fullest file system that can be written to.
+fn fullest(answer: &CollectMetricsResponse) -> Option<(f64, String)> {
+    let used = |size: &MetricSample| {
+        let labels: Vec<_> = size.labels.iter().map(String::as_str).collect();
+        let available = value(answer, &table::FS_AVAILABLE, &labels)?;
+        let can_be_written = value(answer, &table::FS_READ_ONLY, &labels).is_none_or(|flag| flag < 0.5);
+        let ratio =
+            (can_be_written && size.value > 0.0).then(|| (1.0 - available / size.value).clamp(0.0, 1.0))?;
+        Some((ratio, size.labels.first()?.clone()))
+    };
+    let all = samples(answer, &table::FS_SIZE).iter().filter_map(used);
+    all.reduce(|one, other| if other.0 > one.0 { other } else { one })
+}
+
+/// Sorts guests: those first of which there is most, and by name where that is the same.
+pub fn sort(all: &mut [Figures], by: Sort) {
+    all.sort_by(|one, other| other.rank(by).total_cmp(&one.rank(by)).then_with(|| one.name.cmp(&other.name)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{Sample, message};
+
+    fn answer(rows: &[(&'static Family, &[&str], f64)]) -> CollectMetricsResponse {
+        let one = |(family, labels, value): &(&'static Family, &[&str], f64)| Sample {
+            family,
+            labels: labels.iter().map(|&label| label.to_owned()).collect(),
+            value: *value,
+        };
+        message(&rows.iter().map(one).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn rates_are_of_the_time_that_has_passed_in_the_guest() {
+        let at = |time: f64, boot| {
+            answer(&[
+                (&table::INFO, &[boot, "6.1"], 1.0),
+                (&table::UPTIME, &[], 100.0 + time),
+                (&table::CPUS, &[], 2.0),
+                (&table::CPU, &["user"], time),
+                (&table::CPU, &["idle"], 50.0 + time * 0.75),
+                (&table::CPU, &["iowait"], time * 0.25),
+                (&table::PRESSURE_WAITING, &["io"], time / 2.0),
+                (&table::DISK_READ_BYTES, &["vda"], 1000.0 * time),
+                (&table::DISK_READ_BYTES, &["vdb"], 500.0 * time),
+                (&table::MEMORY_TOTAL, &[], 100.0),
+                (&table::MEMORY_AVAILABLE, &[], 40.0),
+                (&table::FS_SIZE, &["/", "ext4"], 10.0),
+                (&table::FS_AVAILABLE, &["/", "ext4"], 9.0),
+                (&table::FS_SIZE, &["/data", "xfs"], 10.0),
+                (&table::FS_AVAILABLE, &["/data", "xfs"], 1.0),
+                (&table::FS_SIZE, &["/iso", "xfs"], 10.0),
+                (&table::FS_AVAILABLE, &["/iso", "xfs"], 0.0),
+                (&table::FS_READ_ONLY, &["/iso", "xfs"], 1.0),
+            ])
+        };
+        let (then, now) = (at(0.0, "a"), at(4.0, "a"));
+        let figures = Figures::of("web", Some(&then), Some(&now));
+        let expected = Figures {
+            name: "web".into(),
+            answers: true,
+            cpus: Some(2.0),
+            cpu_ratio: Some(0.5),
+            memory_used_bytes: Some(60.0),
+            memory_total_bytes: Some(100.0),
+            waiting_io_ratio: Some(0.5),
+            disk_read_bytes_per_second: Some(1500.0),
+            fullest_ratio: Some(0.9),
+            fullest_mount_point: Some("/data".into()),
+            ..Figures::default()
+        };
+        assert_eq!(figures, expected);
+        // Counters of another boot, or that went back, say nothing.
+        for before in [at(0.0, "b"), at(8.0, "a")] {
+            let figures = Figures::of("web", Some(&before), Some(&now));
+            assert_eq!((figures.cpu_ratio, figures.disk_read_bytes_per_second), (None, None));
+        }
+        assert_eq!(Figures::of("x", Some(&then), None), Figures { name: "x".into(), ..Figures::default() });
+    }
+
+    #[test]
+    fn those_that_say_nothing_come_last() {
+        let one = |name: &str, cpu_ratio| Figures {
+            name: name.into(),
+            cpu_ratio,
+            cpus: Some(1.0),
+            ..Figures::default()
+        };
+        let mut all = [one("a", None), one("c", Some(0.2)), one("b", Some(0.2)), one("d", Some(0.9))];
+        sort(&mut all, Sort::Cpu);
+        assert_eq!(all.each_ref().map(|one| one.name.as_str()), ["d", "b", "c", "a"]);
+        sort(&mut all, Sort::Name);
+        assert_eq!(all.each_ref().map(|one| one.name.as_str()), ["a", "b", "c", "d"]);
+    }
+}

@@ -1,0 +1,51 @@
+//! `guestctl top`, once and on a terminal.
+
+use guestlet::sys::terminal::Size;
+use serde_json::Value;
+
+use crate::host::{assert_fails, wait};
+use crate::lab::Lab;
+use crate::screen::Screen;
+
+#[test]
+fn once_it_says_what_guests_do_now() {
+    let lab = Lab::new();
+    let all: Value =
+        serde_json::from_str(&lab.host.words(&["top", "--once", "--sort", "name", "-o", "json"])).unwrap();
+    let names: Vec<_> = all.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["db", "web"]);
+    for one in all.as_array().unwrap() {
+        assert_eq!(one["answers"], true);
+        for ratio in ["cpu_ratio", "waiting_cpu_ratio", "waiting_memory_ratio", "waiting_io_ratio"] {
+            assert!((0.0..=1.0).contains(&one[ratio].as_f64().unwrap()), "{ratio}: {one:#}");
+        }
+        assert!(one["memory_used_bytes"].as_f64().unwrap() < one["memory_total_bytes"].as_f64().unwrap());
+    }
+    let table = lab.host.words(&["top", "--once"]);
+    assert!(table.starts_with("CPU ") && table.lines().count() == 3, "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    // Where there is no terminal it says what to do.
+    assert_fails(&lab.host.ctl(&["top"]), 1, "--once");
+}
+
+#[test]
+fn on_a_terminal_keys_sort_and_q_leaves_it_as_it_was() {
+    let lab = Lab::new();
+    let mut screen =
+        Screen::of(lab.host.ctl_command(&["top", "--every", "1s"]), Size { rows: 24, columns: 80 });
+    screen.until("2 VMs, 2 answer; by cpu");
+    // What needs two answers is there with the second one.
+    screen.until("%");
+    assert!(screen.is_raw());
+    screen.until("q quit");
+    for (key, sort) in [("m", "memory"), ("p", "pressure"), ("a", "name")] {
+        screen.type_keys(key);
+        screen.until(&format!("; by {sort}"));
+    }
+    screen.type_keys("q");
+    let status = wait(&mut screen.child);
+    assert!(status.success(), "{status:?}");
+    // The first screen is back, with its cursor.
+    screen.until("\u{1b}[?25h\u{1b}[?1049l");
+    assert!(!screen.is_raw());
+}
