@@ -9,7 +9,7 @@ use super::words::age;
 use crate::text;
 use crate::wire::proto::v1;
 
-/// The last freeze that froze anything; it may not be over.
+/// The last freeze; it may not be over.
 #[derive(Debug, Serialize)]
 pub struct Freeze {
     holder: String,
@@ -67,7 +67,11 @@ pub fn words(freeze: &v1::LastFreeze, now: SystemTime) -> String {
     };
     let ended = age(Some(ended), now);
     let receipt = receipt(&freeze.receipt, &freeze.level);
-    format!("ended {ended} ago {}, for {holder}{}{receipt}", end(&freeze.end), problem(&freeze.problem))
+    let problem = problem(&freeze.problem);
+    match freeze.end.as_str() {
+        "failed" => format!("failed {ended} ago, for {holder}{problem}{receipt}"),
+        word => format!("ended {ended} ago {}, for {holder}{problem}{receipt}", end(word)),
+    }
 }
 
 /// Such as `; receipt 0123…: filesystem`.
@@ -83,8 +87,11 @@ pub fn thawed_words(thawed: &v1::Thawed) -> String {
         "" => "thawed".to_owned(),
         word => {
             let receipt = receipt(&thawed.receipt, &thawed.level);
-            let (end, problem) = (end(word), problem(&thawed.problem));
-            format!("thawed {end}, for {}{problem}{receipt}", text::or_dash(&thawed.holder))
+            let (holder, problem) = (text::or_dash(&thawed.holder), problem(&thawed.problem));
+            match word {
+                "failed" => format!("not frozen, for {holder}{problem}{receipt}"),
+                word => format!("thawed {}, for {holder}{problem}{receipt}", end(word)),
+            }
         }
     }
 }
@@ -130,6 +137,7 @@ mod tests {
         assert_eq!(words(&ended, now), expected);
         let event = |end: &str| v1::Thawed { end: end.to_owned(), by_itself: true, ..v1::Thawed::default() };
         assert_eq!(thawed_words(&event("asked")), "thawed by a thaw, for -");
+        assert_eq!(thawed_words(&event("failed")), "not frozen, for -");
         assert_eq!(thawed_words(&event("later")), "thawed (later), for -");
         assert_eq!(thawed_words(&event("")), "thawed by itself: nobody had asked for it in time");
     }

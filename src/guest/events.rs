@@ -67,7 +67,7 @@ pub enum Event {
         /// They are thawed after this time, whatever happens.
         deadline: Duration,
     },
-    /// They are not frozen any more.
+    /// They are not frozen any more, or, if the freeze failed, were never all frozen.
     Thawed {
         /// Who had asked for the freeze.
         holder: String,

@@ -78,7 +78,7 @@ pub struct Freeze {
     /// When it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<Time>,
-    /// What ended it: `asked`, `deadline`, `person`, `crash`, `hang` or `other`.
+    /// What ended it: `asked`, `deadline`, `person`, `crash`, `hang`, `failed` or `other`.
     pub end: String,
     /// Who had asked for it.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -93,12 +93,30 @@ fn how_a_freeze_ended_is_seen_by_whoever_looks() {
     let words = " ago by its deadline, for libvirt: the freeze ended by itself after 120 s; receipt \
                  0123456789abcdef0123456789abcdef: crash\n";
     assert!(described.contains(words), "{described}");
+    // One that failed was never frozen.
+    let watch = Watch::start(&lab, &["a", "--kind", "thawed"]);
+    guest.happen(Kind::Thawed(Thawed {
+        holder: "libvirt".into(),
+        end: "failed".into(),
+        problem: "the hook /hook failed".into(),
+        receipt: "1123456789abcdef0123456789abcdef".into(),
+        level: "crash".into(),
+        ..Thawed::default()
+    }));
+    let words = "for libvirt: the hook /hook failed; receipt 1123456789abcdef0123456789abcdef: crash";
+    watch.until(|line| line.contains(&format!("not frozen, {words}")));
+    lab.until_vm("a", |vm| vm["state"]["freeze"]["end"] == "failed");
+    let described = lab.words(&["info", "a"]);
+    assert!(
+        described.contains("Last freeze:    failed ") && described.contains(&format!(" ago, {words}\n")),
+        "{described}"
+    );
     let metrics = ask(&lab, "GET /metrics HTTP/1.1");
-    for (end, count) in [("deadline", 1), ("asked", 0)] {
+    for (end, count) in [("deadline", 1), ("asked", 0), ("failed", 1)] {
         let line = format!("\nguestlet_host_freezes_ended_total{{end=\"{end}\"}} {count}\n");
         assert!(metrics.contains(&line), "{metrics}");
     }
-    assert!(metrics.contains("\nguestlet_host_receipts_total{level=\"crash\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("\nguestlet_host_receipts_total{level=\"crash\"} 2\n"), "{metrics}");
 }
 
 fn disk(generation: u64, serial: &str) -> Disk {

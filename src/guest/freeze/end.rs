@@ -18,6 +18,8 @@ pub enum End {
     Crash,
     /// The agent did not thaw at the deadline, and its guardian did.
     Hang,
+    /// Not everything was frozen at one time: a hook or the kernel refused, it took too long, or somebody thawed meanwhile.
+    Failed,
 }
 
 impl End {
@@ -29,6 +31,7 @@ impl End {
             Self::Person => "person",
             Self::Crash => "crash",
             Self::Hang => "hang",
+            Self::Failed => "failed",
         }
     }
 }
@@ -50,7 +53,7 @@ pub struct Spoiled {
     pub receipt: String,
 }
 
-/// The last freeze that froze anything; it may not be over.
+/// The last freeze; it may not be over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastFreeze {
     /// Who asked for it.

@@ -93,9 +93,12 @@ pub fn notices(before: Option<&Status>, now: &Status) -> Vec<Notice> {
         && !matches!(freeze.end.as_str(), "asked" | "person")
     {
         let problem = if freeze.problem.is_empty() { String::new() } else { format!(": {}", freeze.problem) };
-        let message =
-            format!("a freeze ended by {}, so its snapshot may not be consistent{problem}", freeze.end);
-        notices.push(Notice { is_warning: true, reason: "FreezeEnded", message });
+        let (reason, what) = match freeze.end.as_str() {
+            "failed" => ("FreezeFailed", "a freeze failed".to_owned()),
+            end => ("FreezeEnded", format!("a freeze ended by {end}")),
+        };
+        let message = format!("{what}, so its snapshot may not be consistent{problem}");
+        notices.push(Notice { is_warning: true, reason, message });
     }
     notices
 }
@@ -322,9 +325,13 @@ mod tests {
         assert_eq!(reasons(Some(&connected), &refused), ["GuestRefused"]);
         assert_eq!(reasons(Some(&refused), &refused), [""; 0]);
         assert_eq!(reasons(Some(&refused), &connected), ["GuestConnected"]);
-        for (end, told) in
-            [("asked", &[][..]), ("person", &[]), ("deadline", &["FreezeEnded"]), ("crash", &["FreezeEnded"])]
-        {
+        for (end, told) in [
+            ("asked", &[][..]),
+            ("person", &[]),
+            ("deadline", &["FreezeEnded"]),
+            ("crash", &["FreezeEnded"]),
+            ("failed", &["FreezeFailed"]),
+        ] {
             let ended = seen(view(SessionState::Connected), Some(freeze(end)));
             assert_eq!(reasons(Some(&connected), &ended), told, "{end}");
             assert_eq!(reasons(None, &ended), [""; 0], "what was before is old");

@@ -87,7 +87,7 @@ pub struct Metrics {
 }
 
 /// What may have ended a freeze, as guests say it; anything else counts as the last one.
-const ENDS: [&str; 6] = ["asked", "deadline", "person", "crash", "hang", "other"];
+const ENDS: [&str; 7] = ["asked", "deadline", "person", "crash", "hang", "failed", "other"];
 
 /// Freezes of guests that are over, by what ended them.
 #[derive(Debug, Default)]

@@ -140,14 +140,13 @@ impl Cycle {
         target.map(|target| target.mount_point.clone()).unwrap_or_default()
     }
 
-    /// Everybody else is told how it ended: not all who froze ask for a thaw.
+    /// Everybody else is told how it ended: not all who froze ask for a thaw, or look at the answer to a freeze.
     fn tell_end(&self, spoiled: Option<&Spoiled>, receipt: Option<&Told>) {
-        let reason = spoiled.map(|spoiled| spoiled.reason.clone());
-        let problems: Vec<_> = reason.into_iter().chain(self.problems.iter().cloned()).collect();
+        let (end, problem) = self.outcome(spoiled);
         self.guest.events.tell(Event::Thawed {
             holder: self.marked.holder.clone(),
-            end: spoiled.map_or(End::Asked, |spoiled| spoiled.end),
-            problem: problems.join("; "),
+            end,
+            problem,
             receipt: receipt.map(|told| told.id.clone()).unwrap_or_default(),
             level: receipt.map(|told| told.level).unwrap_or_default(),
         });
@@ -187,7 +186,7 @@ impl Cycle {
                 guardian.dismiss();
             }
         }
-        if self.complete {
+        if self.complete || self.notes.failure.is_some() {
             self.tell_end(spoiled.as_ref(), receipt.as_ref());
         }
         if let Some(spoiled) = spoiled.as_ref().filter(|_| !by_itself || self.waiting.is_empty()) {

@@ -192,10 +192,11 @@ impl Cycle {
                     Stop::Deadline => Error::TooLong { after: self.settings.deadline, waiting },
                     Stop::Failed(error) => error,
                 };
-                if !self.marked.hooks.is_empty() || self.deadline.is_some() {
-                    tracing::warn!("not frozen: {failure}");
+                if self.anew {
+                    let words = error_chain::words(&failure);
+                    tracing::warn!("not frozen for {}: {words}", self.marked.holder);
+                    self.notes.failure = Some(words);
                 }
-                self.notes.failure = Some(error_chain::words(&failure));
                 self.leave(asked.then_some(thawed), false);
                 let _ = answer.send(Err(failure));
             }
@@ -208,10 +209,10 @@ impl Cycle {
         if which.is_some() {
             selected(&self.guest.root, which).map_err(failed)?;
         }
-        self.hooks = hook::list(self.settings.hook.as_deref()).map_err(failed)?;
         self.anew = true;
         self.marker.forget_spoiled();
         self.guest.freezer.0.state().spoiled = None;
+        self.hooks = hook::list(self.settings.hook.as_deref()).map_err(failed)?;
         self.tell_hooks()?;
         self.hold_applications()?;
         self.open(which)?;

@@ -54,20 +54,25 @@ impl Cycle {
         }
     }
 
+    /// What ended this freeze, and what is wrong with that, in words; empty if nothing is.
+    pub(super) fn outcome(&self, spoiled: Option<&Spoiled>) -> (End, String) {
+        let (end, why) = match (spoiled, &self.notes.failure) {
+            (Some(spoiled), _) => (spoiled.end, Some(spoiled.reason.clone())),
+            (None, Some(failure)) => (End::Failed, Some(failure.clone())),
+            (None, None) => (End::Asked, None),
+        };
+        (end, why.into_iter().chain(self.problems.iter().cloned()).collect::<Vec<_>>().join("; "))
+    }
+
     /// The receipt of this freeze, which is over; none if it has not begun, or there was nothing to freeze.
     pub(super) fn receipt(&mut self, spoiled: Option<&Spoiled>) -> Option<Told> {
         if !self.anew || (self.frozen.is_empty() && self.notes.failure.is_none()) {
             return None;
         }
         let mut receipt = std::mem::take(&mut self.notes.receipt);
-        let (how, why) = match (spoiled, &self.notes.failure) {
-            (Some(spoiled), _) => (spoiled.end.word(), Some(spoiled.reason.clone())),
-            (None, Some(failure)) => ("failed", Some(failure.clone())),
-            (None, None) => (End::Asked.word(), None),
-        };
-        how.clone_into(&mut receipt.end.how);
-        receipt.end.problem =
-            why.into_iter().chain(self.problems.iter().cloned()).collect::<Vec<_>>().join("; ");
+        let (end, problem) = self.outcome(spoiled);
+        end.word().clone_into(&mut receipt.end.how);
+        receipt.end.problem = problem;
         self.look_through(&mut receipt);
         if !self.applications.is_empty() {
             receipt.applications = self.applications_told();

@@ -252,6 +252,17 @@ async fn a_failure_names_the_path_and_leaves_none_frozen() {
 }
 
 #[tokio::test]
+async fn a_freeze_that_fails_is_told_to_everybody() {
+    let lab = Lab::new(&[("/a", Does::Fail(Errno::EIO))]);
+    let (_, mut watcher) = lab.guest.events.watch(None);
+    lab.freeze().await.unwrap_err();
+    assert!(matches!(watcher.next().await,
+        News::Event(told) if matches!(&told.event, Event::Thawed { holder, end: End::Failed, problem, .. }
+            if holder == "the test" && problem == "cannot freeze /a: EIO: I/O error")));
+    lab.is_clean();
+}
+
+#[tokio::test]
 async fn the_deadline_thaws_and_the_thaw_that_comes_late_is_told_once() {
     let lab = Lab::with(&[], |settings, _| settings.deadline = Duration::from_millis(50));
     let (_, mut watcher) = lab.guest.events.watch(None);
