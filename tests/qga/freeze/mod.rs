@@ -3,6 +3,7 @@
 mod guestctl;
 mod lab;
 mod left;
+mod platforms;
 mod receipts;
 
 use std::io::{Read as _, Write as _};

@@ -13,7 +13,7 @@ fn receipts(words: &[&str]) -> Value {
 }
 
 /// The newest receipt, once there are so many.
-fn newest(count: usize) -> Value {
+pub fn newest(count: usize) -> Value {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let list = receipts(&["ls"]);
@@ -30,7 +30,7 @@ fn newest(count: usize) -> Value {
     }
 }
 
-fn milliseconds(receipt: &Value, name: &str) -> u64 {
+pub fn milliseconds(receipt: &Value, name: &str) -> u64 {
     receipt["times"][name]["boottime_ms"].as_u64().unwrap_or_else(|| panic!("{name}: {receipt:#}"))
 }
 
@@ -95,6 +95,9 @@ fn each_end_of_a_freeze_leaves_a_receipt_that_tells_it() {
     let failed = newest(4);
     assert_eq!((&failed["level"], &failed["end"]["how"]), (&"crash".into(), &"failed".into()), "{failed:#}");
     assert!(reasons(&failed).contains("the hook /bin/hook failed"), "{failed:#}");
+    let is_told =
+        |line: &str| line.contains("WARN not frozen for /run/qga.sock") && line.ends_with("(exit status: 3)");
+    assert!(Agent::log().lines().any(is_told), "{}", Agent::log());
     std::fs::remove_file("/run/fail").unwrap();
 
     // Another one holds a file system: what became of it, nobody knows.
@@ -166,6 +169,46 @@ fn a_freeze_that_is_over_too_soon_has_a_receipt_that_says_crash() {
         assert_eq!(receipt["volumes"].as_array().unwrap().len() as u64, FILE_SYSTEMS, "{receipt:#}");
         assert_eq!(receipt["caller"]["over"], "qga", "{receipt:#}");
         nothing_is_frozen();
+    }
+}
+
+/// Its guardian thaws 10 s after the deadline.
+#[test]
+fn an_agent_that_hangs_has_its_freeze_ended_and_told_by_its_next_run() {
+    if is_outside() {
+        return;
+    }
+    for (count, is_killed) in [(1, true), (2, false)] {
+        let agent = Agent::start("[qga.freeze]\ndeadline = 1");
+        assert_eq!(agent.client().call("guest-fsfreeze-freeze"), FILE_SYSTEMS);
+        let process = Pid::from_raw(agent.child.id().cast_signed());
+        kill(process, Signal::SIGSTOP).unwrap();
+        assert!(Writer::to("/a").is_blocked());
+        nothing_is_frozen();
+        until("the guardian has ended", || guardians().is_empty());
+        assert!(!std::path::Path::new("/run/qga.state.isfrozen").exists(), "the marker is left behind");
+        if is_killed {
+            agent.kill();
+            let agent = Agent::again();
+            let late = agent.client().ask(THAW);
+            let words = "the agent hung, and its guardian ended the freeze: the snapshot is not consistent";
+            assert_eq!(description(&late), words);
+            let hung = newest(count);
+            assert_eq!((&hung["level"], &hung["end"]["how"]), (&"crash".into(), &"hang".into()), "{hung:#}");
+            assert!(reasons(&hung).contains("its guardian did"), "{hung:#}");
+            let _host = Host::start();
+            let receipt = format!("receipt {}: crash", hung["id"].as_str().unwrap());
+            until("the host half knows", || {
+                let words = said(&["info", "a"]);
+                words.contains("because the agent hung") && words.contains(&receipt)
+            });
+        } else {
+            // It goes on, and is as late as its guardian was.
+            kill(process, Signal::SIGCONT).unwrap();
+            until("the agent has ended its freeze", || status()["stage"] == "thawed");
+            assert!(description(&agent.client().ask(THAW)).contains("the snapshot is not consistent"));
+            assert_eq!(newest(count)["level"], "crash");
+        }
     }
 }
 
