@@ -403,9 +403,7 @@ async fn parts(
         #[cfg(feature = "kubevirt")]
         Role::Node(node) => {
             let node = node::Node::new(node, followed.node.clone()).await?;
-            let telling = node.write(fleet.clone(), Arc::clone(half));
-            let (link, relay) = node.link(fleet.clone(), Arc::clone(half));
-            let beside = vec![("guests", Box::pin(telling) as _), ("controller", Box::pin(link.run()) as _)];
+            let (beside, relay) = node.beside(fleet, half);
             let node::Node { kind, topology, standing, changed, .. } = node;
             let relay = Arc::new(relay);
             let for_guests = Some(ForGuests { volumes: Arc::clone(&relay) as _, cloud: relay });

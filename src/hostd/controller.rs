@@ -26,6 +26,7 @@ use crate::host::backends::kubevirt::controller::listing::Listing;
 use crate::host::backends::kubevirt::controller::{Options, Roster, Site};
 use crate::host::backends::kubevirt::hotplug::Patience;
 use crate::host::backends::kubevirt::node::elsewhere::Elsewhere;
+use crate::host::backends::kubevirt::snapshots::Snapshots;
 use crate::host::backends::kubevirt::standing;
 use crate::host::backends::kubevirt::volumes::Claims;
 use crate::host::backends::volumes::Volumes;
@@ -131,7 +132,7 @@ pub(super) async fn assemble(
         nodes,
         half: Arc::clone(&half),
         options: followed.controller.clone(),
-        client: client.clone(),
+        cluster: cluster.clone(),
         cloud: cloud.clone(),
     };
     let access_mode = settings.kubevirt.access_mode.name().to_owned();
@@ -190,7 +191,7 @@ struct Replica {
     candidate: Candidate,
     /// Is told why it cannot begin.
     teller: Teller,
-    client: kube::Client,
+    cluster: Cluster,
     namespace: String,
     /// Where nodes reach it.
     address: SocketAddr,
@@ -206,7 +207,7 @@ impl Replica {
     /// The CA of the controllers, as soon as the API server says it.
     async fn authority(&self) -> Result<Ca, CaError> {
         loop {
-            match Ca::load_or_make(&self.client, &self.namespace).await {
+            match Ca::load_or_make(&self.cluster.client(), &self.namespace).await {
                 Err(error @ CaError::Unavailable(..)) => {
                     self.teller.failed(&text::chain(&error));
                     tokio::time::sleep(AGAIN).await;
@@ -232,11 +233,12 @@ impl Replica {
         };
         let Some(begun) = shutdown.run_until_cancelled(beginning).await else { return Ok(()) };
         let (ca, tls, mut leading) = begun?;
-        let joining = Joining { ca, tls, client: self.client.clone(), namespace: self.namespace };
+        let joining = Joining { ca, tls, client: self.cluster.client(), namespace: self.namespace };
         let asked = Asked {
-            client: self.client,
+            client: self.cluster.client(),
             volumes: Arc::new(keeper.clone()),
             cloud: Arc::new(self.cloud),
+            snapshots: Snapshots::new(self.cluster),
             half: self.half,
             options: self.options,
         };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use tokio::sync::watch;
 
+use super::Work;
 use crate::host::backends::kubevirt::node::{Options, Roster, Site};
 use crate::host::backends::kubevirt::standing;
 use crate::host::backends::{Kind, Problems, Standing};
@@ -80,8 +81,21 @@ impl Node {
         Ok(Self { kind, topology, standing, changed, roster, problems, options, cluster, namespace, token })
     }
 
+    /// What runs beside the sessions, and who hands the calls of guests on to the controller.
+    pub fn beside(&self, fleet: &Handle, half: &Arc<Half>) -> (Vec<(&'static str, Work)>, Relay) {
+        let telling = self.write(fleet.clone(), Arc::clone(half));
+        let (link, relay) = self.link(fleet.clone(), Arc::clone(half));
+        let attaching = relay::attach(relay.clone(), fleet.clone());
+        let work: Vec<(_, Work)> = vec![
+            ("guests", Box::pin(telling)),
+            ("controller", Box::pin(link.run())),
+            ("receipts", Box::pin(attaching)),
+        ];
+        (work, relay)
+    }
+
     /// Writes what the cluster sees of the guests, until it is dropped.
-    pub fn write(&self, fleet: Handle, half: Arc<Half>) -> impl Future<Output = ()> + Send + use<> {
+    fn write(&self, fleet: Handle, half: Arc<Half>) -> impl Future<Output = ()> + Send + use<> {
         let writer = Writer {
             node: self.standing.node.clone(),
             fleet,
@@ -94,7 +108,7 @@ impl Node {
     }
 
     /// The connection with the controller, and who hands the calls of guests on by it.
-    pub fn link(&self, fleet: Handle, half: Arc<Half>) -> (Link, Relay) {
+    fn link(&self, fleet: Handle, half: Arc<Half>) -> (Link, Relay) {
         let teller =
             "the controller of guestlet is not reached, and volumes are neither plugged nor unplugged";
         Link::new(relay::Site {

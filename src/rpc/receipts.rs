@@ -7,6 +7,7 @@ use tonic::Status;
 
 use crate::guest::Guest;
 use crate::guest::freeze::receipts::clerk::Clerk;
+use crate::guest::freeze::receipts::now;
 use crate::receipt::envelope::{Check, open};
 use crate::receipt::{Cut, is_id, tidy};
 use crate::sys::blocking;
@@ -111,7 +112,9 @@ pub async fn get(guest: &Guest, request: v1::GetReceiptRequest) -> Result<v1::Ge
         };
         found.ok_or_else(none)
     });
-    Ok(v1::GetReceiptResponse { envelope: found.await?, ..v1::GetReceiptResponse::default() })
+    let envelope = found.await?;
+    let boottime_ms = now().boottime_ms;
+    Ok(v1::GetReceiptResponse { envelope, boottime_ms, ..v1::GetReceiptResponse::default() })
 }
 
 #[cfg(test)]

@@ -57,6 +57,9 @@ mod role;
 mod roster;
 mod shares;
 mod sharing;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+mod snapshot_kinds;
+mod snapshots;
 mod storage;
 mod stream;
 mod stuck;

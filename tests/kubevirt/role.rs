@@ -19,7 +19,7 @@ use crate::patience::until;
 use crate::plane::ControlPlane;
 use crate::pool::{self, add_kind};
 use crate::roster::Known;
-use crate::{leader, nodes};
+use crate::{leader, nodes, snapshots};
 
 const MANIFESTS: &str = include_str!("../../packaging/kubernetes/host/base/controller-role.yaml");
 /// What nodes write of guests.
@@ -163,6 +163,7 @@ fn no_verb_of_the_role_is_there_for_nothing() {
         for (round, gate) in [BY_SPEC, BY_REQUEST].into_iter().enumerate() {
             all(&lab, &asked, 1000 + round, gate).await.unwrap();
         }
+        snapshots::is_said(lab.turn.plane(), &lab.api).await.unwrap();
         let mut for_nothing = Vec::new();
         for (round, verb) in (1..).zip(verbs(&whole)) {
             let (role, name) = without(&whole, verb);
@@ -235,6 +236,11 @@ async fn is_told_of(lab: &Lab, verb: &str) -> bool {
                 problems.borrow().keys().any(|what| what.contains(words)).then_some(())
             })
             .await;
+            true
+        }
+        of_snapshots if of_snapshots.contains("snapshot") => {
+            let is_missed = async || snapshots::is_said(lab.turn.plane(), &lab.api).await.err();
+            until(&format!("{of_snapshots} is missed"), is_missed).await;
             true
         }
         // Without it, changes are seen late, when all are listed again.

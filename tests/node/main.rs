@@ -62,6 +62,9 @@ mod plane;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../kubevirt/pool.rs"]
 mod pool;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../kubevirt/snapshot_kinds.rs"]
+mod snapshot_kinds;
 
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../host/csi/sidecar.rs"]
@@ -94,6 +97,7 @@ mod moves;
 mod odd;
 mod policies;
 mod profile;
+mod receipts;
 mod rights;
 mod rolling;
 mod scratch;

@@ -110,7 +110,7 @@ impl Scratch {
         }
     }
 
-    async fn kind(&self, kind: &Value) {
+    pub async fn kind(&self, kind: &Value) {
         self.apply(kind).await;
         until("the kind is served", async || {
             let kind =

@@ -11,6 +11,7 @@ use crate::host::backends::kubevirt::controller::Options;
 use crate::host::backends::kubevirt::names::{is_label, is_subdomain};
 use crate::host::backends::kubevirt::objects::Instance;
 use crate::host::backends::kubevirt::seen::{self, Facts};
+use crate::host::backends::kubevirt::snapshots::{Freeze, Snapshots};
 use crate::host::for_guests::{Asking, Checks, Cloud, Volumes};
 use crate::host::half::Half;
 use crate::host::place::Topology;
@@ -18,7 +19,10 @@ use crate::host::text;
 use crate::transport::{callback, http2};
 use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
 use crate::wire::proto::v1::cloud_server::SERVICE_NAME as CLOUD;
-use crate::wire::proto::v1::{AskRequest, RunningVirtualMachine, WatchChecksRequest, WatchChecksResponse};
+use crate::wire::proto::v1::{
+    AskRequest, AttachReceiptRequest, AttachReceiptResponse, RunningVirtualMachine, WatchChecksRequest,
+    WatchChecksResponse,
+};
 
 /// Seconds for which a node waits for other health checks at most.
 const LONGEST_WAIT: u32 = 60;
@@ -33,6 +37,8 @@ pub struct Asked {
     pub volumes: Arc<dyn Volumes>,
     /// Answers what guests ask of their clusters.
     pub cloud: Arc<dyn Cloud>,
+    /// Says at snapshots what they are worth.
+    pub snapshots: Snapshots,
     /// This run of the host half.
     pub half: Arc<Half>,
     /// What the settings say of VMs.
@@ -53,7 +59,7 @@ impl Asked {
         if !of_volumes && !of_cloud {
             return Err(Status::permission_denied(format!("{method} is not answered for guests of nodes")));
         }
-        let facts = self.on(node, &vm).await?;
+        let (_, facts) = self.on(node, &vm).await?;
         let here = Topology { host: node.to_owned(), ..Topology::default() };
         let (_, place) = watch::channel(Some(Arc::new(here)));
         let vm = self.options.borrow().vm(&facts);
@@ -74,7 +80,7 @@ impl Asked {
     ) -> Result<WatchChecksResponse, Status> {
         let WatchChecksRequest { vm, generation, wait_seconds } = request;
         let vm = vm.ok_or_else(|| Status::invalid_argument("vm is missing"))?;
-        let facts = self.on(node, &vm).await?;
+        let (_, facts) = self.on(node, &vm).await?;
         if facts.cluster.is_empty() {
             return Err(Status::permission_denied("this VM belongs to no cluster"));
         }
@@ -89,8 +95,32 @@ impl Asked {
         Ok(WatchChecksResponse { generation, report_seconds, checks: targets })
     }
 
-    /// What is known of a VM, which runs on this node: as the API server says now.
-    async fn on(&self, node: &str, vm: &RunningVirtualMachine) -> Result<Arc<Facts>, Status> {
+    /// Says at the snapshots of a VM what they are worth by a receipt.
+    ///
+    /// # Errors
+    /// As of [`Asked::answer`]; if the receipt is none, or not all could be done.
+    pub async fn attach(
+        &self,
+        node: &str,
+        request: AttachReceiptRequest,
+    ) -> Result<AttachReceiptResponse, Status> {
+        let vm = request.vm.as_ref().ok_or_else(|| Status::invalid_argument("vm is missing"))?;
+        let (instance, facts) = self.on(node, vm).await?;
+        let freeze = Freeze::told(request).map_err(Status::invalid_argument)?;
+        let done = self.snapshots.attach(&instance, &facts.lasting, &freeze).await;
+        let done = done.map_err(|error| {
+            tracing::warn!(
+                vm = facts.name,
+                receipt = freeze.receipt.id,
+                "not all snapshots say what they are worth: {error}"
+            );
+            Status::unavailable("not all snapshots of this VM could be read or written; repeat the call")
+        })?;
+        Ok(AttachReceiptResponse { attached: done.attached, pending: done.pending })
+    }
+
+    /// A VM that runs on this node, and what is known of it: as the API server says now.
+    async fn on(&self, node: &str, vm: &RunningVirtualMachine) -> Result<(Instance, Arc<Facts>), Status> {
         let RunningVirtualMachine { namespace, name, uid } = vm;
         if !is_label(namespace) || !is_subdomain(name) {
             return Err(Status::invalid_argument("vm has no namespace, or no name"));
@@ -109,8 +139,10 @@ impl Asked {
         let runs_on = found.as_ref().and_then(|instance| instance.status.node_name.clone());
         let facts =
             found.as_ref().and_then(seen::facts).filter(|facts| runs_on.as_deref() == Some(&facts.node));
-        match facts.map(Arc::new) {
-            Some(facts) if facts.uid.eq_ignore_ascii_case(uid) && facts.node == node => Ok(facts),
+        match found.zip(facts.map(Arc::new)) {
+            Some((instance, facts)) if facts.uid.eq_ignore_ascii_case(uid) && facts.node == node => {
+                Ok((instance, facts))
+            }
             _ => {
                 tracing::warn!(
                     node,

@@ -25,8 +25,8 @@ use crate::transport::seats::Seats;
 use crate::trust::certificate;
 use crate::wire::proto::v1::controller_server::{Controller, ControllerServer};
 use crate::wire::proto::v1::{
-    AskRequest, AskResponse, CallbackFromHost, JoinRequest, JoinResponse, WatchChecksRequest,
-    WatchChecksResponse,
+    AskRequest, AskResponse, AttachReceiptRequest, AttachReceiptResponse, CallbackFromHost, JoinRequest,
+    JoinResponse, WatchChecksRequest, WatchChecksResponse,
 };
 
 /// Connections at a time; a further one is closed at once.
@@ -191,6 +191,13 @@ impl Controller for OfNode {
         request: Request<WatchChecksRequest>,
     ) -> Result<Response<WatchChecksResponse>, Status> {
         self.server.asked.checks(self.node()?, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn attach_receipt(
+        &self,
+        request: Request<AttachReceiptRequest>,
+    ) -> Result<Response<AttachReceiptResponse>, Status> {
+        self.server.asked.attach(self.node()?, request.into_inner()).await.map(Response::new)
     }
 
     type AttendStream = Opened;

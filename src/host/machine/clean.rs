@@ -103,7 +103,8 @@ pub fn receipt(answer: v1::GetReceiptResponse) -> Result<v1::GetReceiptResponse,
             "the receipt is longer than one can be: somebody has changed it in the guest",
         ));
     }
-    Ok(v1::GetReceiptResponse { envelope: answer.envelope, ..v1::GetReceiptResponse::default() })
+    let v1::GetReceiptResponse { envelope, boottime_ms, .. } = answer;
+    Ok(v1::GetReceiptResponse { envelope, boottime_ms, ..v1::GetReceiptResponse::default() })
 }
 
 /// File systems on disks.

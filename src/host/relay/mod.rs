@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!  guest ──call about volumes or its cluster──▶ session ──▶ Relay ──Ask──▶ controller
+//!        ──receipt of a freeze──▶ receipts ──where it is on this node's clock──▶ Relay ──AttachReceipt──▶ controller
 //!  agent ◀──release, find── session ◀── attend ◀── (the node's stream)
 //!                                       link ──finds the controller by its Lease, joins, connects again
 //! ```
@@ -30,9 +31,12 @@ use crate::wire::proto::v1::{AskRequest, HealthCheckResult, RunningVirtualMachin
 mod attend;
 mod checks;
 mod link;
+mod receipts;
+mod window;
 
 use checks::Polls;
 pub use link::{Link, Site};
+pub use receipts::attach;
 
 /// Bytes of a call; a session takes no larger ones.
 const MAX_REQUEST: usize = 64 * 1024;

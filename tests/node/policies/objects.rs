@@ -204,3 +204,48 @@ fn the_controller_may_write_load_balancers_of_guest_clusters_only() {
         }
     });
 }
+
+#[test]
+fn the_controller_may_write_what_snapshots_are_worth_and_nothing_else_of_them() {
+    wait(async {
+        let Some(bench) = Bench::start("the controller's policy for snapshots").await else { return };
+        for (_, kind) in crate::snapshot_kinds::KINDS {
+            bench.scratch.kind(&serde_saphyr::from_str(kind).unwrap()).await;
+        }
+        let of_claim = json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1",
+            "kind": "VolumeSnapshot",
+            "metadata": {"namespace": SPACE, "name": "theirs", "annotations": {"example.com/a": "1"}},
+            "spec": {"source": {"persistentVolumeClaimName": "theirs"}},
+        });
+        let of_vm = json!({
+            "apiVersion": "snapshot.kubevirt.io/v1beta1",
+            "kind": "VirtualMachineSnapshot",
+            "metadata": {"namespace": SPACE, "name": "theirs", "annotations": {"example.com/a": "1"}},
+            "spec": {"source": {"kind": "VirtualMachine", "name": "theirs"}},
+        });
+        let change = |of: &Value, name: &str, body: Value| Change::of(of, name, MERGE, body);
+        let annotation = |key: &str| json!({"metadata": {"annotations": {key: "2"}}});
+        for snapshot in [&of_claim, &of_vm] {
+            bench.scratch.apply(snapshot).await;
+            let said = change(snapshot, "say what it is worth", annotation("guestlet.io/receipt-level"));
+            bench.admits(Who::Controller, &said).await;
+            let delete = change(snapshot, "delete", Value::Null);
+            for bad in [
+                change(snapshot, "an annotation", annotation("example.com/a")),
+                change(snapshot, "a new annotation", annotation("example.com/b")),
+                change(snapshot, "another of guestlet's", annotation("guestlet.io/published")),
+                change(snapshot, "a label", json!({"metadata": {"labels": {"a": "1"}}})),
+                change(snapshot, "a finalizer", json!({"metadata": {"finalizers": ["example.com/mine"]}})),
+                change(
+                    snapshot,
+                    "its source",
+                    json!({"spec": {"source": {"name": "ours", "volumeSnapshotContentName": "x"}}}),
+                ),
+                Change { method: Method::DELETE, ..delete },
+            ] {
+                bench.refuses(Who::Controller, &bad).await;
+            }
+        }
+    });
+}

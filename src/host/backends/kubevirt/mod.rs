@@ -32,6 +32,7 @@ mod read;
 pub mod seen;
 mod shared;
 mod shares;
+pub mod snapshots;
 pub mod standing;
 mod told;
 pub mod volumes;

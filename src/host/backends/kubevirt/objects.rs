@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 /// The group of these kinds.
@@ -167,6 +168,9 @@ pub struct Disk {
     pub serial: String,
     /// It is a plain disk, and no LUN or drive.
     pub disk: Option<DiskTarget>,
+    /// Other VMs may have it at the same time.
+    #[serde(deserialize_with = "or_default")]
+    pub shareable: bool,
 }
 
 /// Where a plain disk is plugged.
@@ -191,6 +195,9 @@ pub struct Volume {
     pub persistent_volume_claim: Option<ClaimSource>,
     /// A claim with the name of this DataVolume.
     pub data_volume: Option<DataVolumeSource>,
+    /// What cloud-init reads, as an image that no file system of the guest's is on.
+    #[serde(alias = "cloudInitConfigDrive")]
+    pub cloud_init_no_cloud: Option<IgnoredAny>,
 }
 
 /// A claim, as the source of a volume.

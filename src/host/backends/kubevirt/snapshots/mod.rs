@@ -1,0 +1,419 @@
+//! Says at the snapshots of the host cluster what they are worth by the receipts of guests: in annotations of
+//! `VirtualMachineSnapshot`s, and of `VolumeSnapshot`s of the claims of a VM.
+//!
+//! ```text
+//!  receipt, window ──▶ which snapshots may it be of? ──▶ when were they cut? ──▶ judge ──▶ annotations, if they say less now
+//! ```
+//!
+//! It looks once when it is asked, and remembers nothing but which kinds the cluster does not have. The level of another receipt is
+//! replaced by a higher one only, so that the freeze that a snapshot was taken in wins, whichever comes first.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http::Request;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::Resource;
+use kube::api::{Api, Patch, PatchParams};
+use kube::core::NamespaceResourceScope;
+use prost_types::Timestamp;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::api::{Cluster, Written, code, found, in_time, unanswered, written};
+use super::names::{Claim, is_subdomain};
+use super::objects::{Disk, Instance};
+use crate::host::backends::volumes::VolumeError;
+use crate::kubernetes::lists::{self, Failed};
+use crate::kubernetes::standing::Teller;
+use crate::receipt::envelope::{Check, Verdict, open};
+use crate::receipt::{Level, MOST_BYTES, Receipt};
+use crate::trust::key::signer;
+use crate::wire::proto::v1::AttachReceiptRequest;
+
+mod judge;
+mod objects;
+
+use judge::{Cut, Part, Worth, of_claim, of_machine};
+use objects::{OF_CLAIMS, VirtualMachineSnapshot, VolumeSnapshot, VolumeSnapshotContent};
+
+/// The id of the receipt by which a snapshot is judged.
+pub const RECEIPT: &str = "guestlet.io/receipt";
+/// What the snapshot is worth: `crash`, `filesystem` or `application`.
+pub const LEVEL: &str = "guestlet.io/receipt-level";
+/// Why it is not worth more, for people.
+pub const WHY: &str = "guestlet.io/receipt-why";
+/// The receipt itself, in its envelope.
+pub const ENVELOPE: &str = "guestlet.io/receipt-envelope";
+
+/// Receipts that are attached at a time.
+const AT_A_TIME: usize = 4;
+/// Objects in one answer to a list.
+const PAGE: u32 = 100;
+/// Snapshots of one kind that may be of one freeze.
+const MOST: usize = 256;
+/// For how long a kind that the cluster does not have is not asked for.
+const ABSENT: Duration = Duration::from_secs(600);
+/// How long before a freeze the snapshot of a VM may have been asked for, which is frozen when KubeVirt gets to it; the same of the
+/// snapshot of a claim, and how long after it either. In microseconds.
+const MACHINE_BEFORE: i64 = 600_000_000;
+const CLAIM_BEFORE: i64 = 60_000_000;
+const AFTER: i64 = 300_000_000;
+
+/// A freeze that is over, as the node tells of it. Times are in microseconds since 1970, by the node's clock.
+#[derive(Debug, Clone, Default)]
+pub struct Freeze {
+    /// Its receipt.
+    pub receipt: Receipt,
+    /// The same in its envelope.
+    pub envelope: String,
+    /// From when to when everything was frozen, if that is proved.
+    pub window: Option<(i64, i64)>,
+    /// Why it is not.
+    pub problem: String,
+    /// When it was over.
+    pub ended: i64,
+}
+
+impl Freeze {
+    /// From what a node tells.
+    ///
+    /// # Errors
+    /// If it is not one; in words.
+    pub fn told(request: AttachReceiptRequest) -> Result<Self, String> {
+        let AttachReceiptRequest { envelope, frozen_from, frozen_until, problem, ended, .. } = request;
+        let opened = open(&envelope, None, |key, message, signature| {
+            signer(key, message, signature)
+                .map_or(Check::Bad, |fingerprint| Check::Good(fingerprint.to_string()))
+        });
+        let receipt = match (opened.receipt, &opened.verdict) {
+            (Some(receipt), Verdict::Signed(_) | Verdict::Unsigned) => receipt,
+            (_, verdict) => return Err(format!("the receipt is {}: {}", verdict.word(), verdict.detail())),
+        };
+        let ended = ended.as_ref().and_then(micros).ok_or("when the freeze was over is missing")?;
+        let window = match (frozen_from, frozen_until) {
+            (None, None) => None,
+            (from, until) => {
+                let both = from.as_ref().and_then(micros).zip(until.as_ref().and_then(micros));
+                Some(both.filter(|(from, until)| from < until).ok_or("the window is none")?)
+            }
+        };
+        let envelope = String::from_utf8(envelope).map_err(|_| "the receipt is no text")?;
+        Ok(Self { receipt, envelope, window, problem, ended })
+    }
+
+    /// When it was asked for, more or less.
+    fn begun(&self) -> i64 {
+        let times = &self.receipt.times;
+        let moments = [&times.asked, &times.frozen, &times.thaw_asked, &times.thawed];
+        let moments = moments.into_iter().flatten().map(|moment| moment.boottime_ms);
+        let (first, last) = (moments.clone().min(), moments.max());
+        let took = first.zip(last).map_or(0, |(first, last)| last - first).saturating_mul(1000);
+        self.ended.saturating_sub(i64::try_from(took).unwrap_or(i64::MAX))
+    }
+
+    /// Whether something that was made then, and so many microseconds before the freeze at most, may have to do with it.
+    fn concerns(&self, made: Option<&Time>, before: i64) -> bool {
+        // The API leaves out what is less than a second.
+        made.map(|time| time.0.as_microsecond()).is_some_and(|made| {
+            made.saturating_add(1_000_000) >= self.begun().saturating_sub(before)
+                && made <= self.ended.saturating_add(AFTER)
+        })
+    }
+}
+
+fn micros(time: &Timestamp) -> Option<i64> {
+    time.seconds.checked_mul(1_000_000)?.checked_add(i64::from(time.nanos) / 1000)
+}
+
+/// What has come of a look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attached {
+    /// Snapshots that say what they are worth.
+    pub attached: u32,
+    /// Some are not cut yet, or were changed by somebody else just now.
+    pub pending: bool,
+}
+
+/// Says it; clones share what they know.
+#[derive(Debug, Clone)]
+pub struct Snapshots {
+    cluster: Cluster,
+    teller: Teller,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    places: Semaphore,
+    /// Kinds that the cluster did not have then.
+    absent: Mutex<BTreeMap<String, Instant>>,
+}
+
+impl Snapshots {
+    /// Those of a cluster.
+    pub fn new(cluster: Cluster) -> Self {
+        let teller = cluster
+            .teller("snapshots cannot be read, or do not say what they are worth by receipts of guests");
+        let shared = Shared { places: Semaphore::new(AT_A_TIME), absent: Mutex::default() };
+        Self { cluster, teller, shared: Arc::new(shared) }
+    }
+
+    /// Looks once at the snapshots of a VM that may have been taken during a freeze. `lasting` is the UID of its VirtualMachine.
+    ///
+    /// # Errors
+    /// If not all could be read or written.
+    pub async fn attach(
+        &self,
+        instance: &Instance,
+        lasting: &str,
+        freeze: &Freeze,
+    ) -> Result<Attached, VolumeError> {
+        let _place = self.shared.places.acquire().await;
+        let outcome = self.look(instance, lasting, freeze).await;
+        match &outcome {
+            Ok(_) => self.teller.well(),
+            Err(error) => self.teller.failed(&error.to_string()),
+        }
+        outcome
+    }
+
+    async fn look(
+        &self,
+        instance: &Instance,
+        lasting: &str,
+        freeze: &Freeze,
+    ) -> Result<Attached, VolumeError> {
+        let (name, namespace) = (instance.metadata.name.as_deref(), instance.metadata.namespace.as_deref());
+        let (name, namespace) = (name.unwrap_or_default(), namespace.unwrap_or_default());
+        let disks = disks(instance);
+        let near = |one: &VolumeSnapshot| {
+            disks.contains_key(one.claim())
+                && freeze.concerns(one.metadata.creation_timestamp.as_ref(), CLAIM_BEFORE)
+        };
+        let is_its = |one: &VirtualMachineSnapshot| {
+            let source = &one.spec.source;
+            (source.kind.as_str(), source.name.as_str()) == ("VirtualMachine", name)
+                && one.status.source_uid.eq_ignore_ascii_case(lasting)
+                && one.status.phase != "Failed"
+                && freeze.concerns(one.metadata.creation_timestamp.as_ref(), MACHINE_BEFORE)
+        };
+        let of_vm = self.list::<VirtualMachineSnapshot>(namespace, is_its).await?;
+        let of_claims = self.list::<VolumeSnapshot>(namespace, near).await?;
+        let mut done = Attached::default();
+        let mut cuts = Vec::new();
+        for snapshot in of_claims {
+            if !self.is_of_claim(namespace, &snapshot).await? {
+                continue;
+            }
+            let cut = self.cut(&snapshot).await?;
+            done.pending |= cut.is_none() && snapshot.status.error.is_none();
+            if cut.is_none_or(|cut| cut.most >= freeze.begun()) {
+                cuts.push((snapshot, cut));
+            }
+        }
+        let mut problem = None;
+        for machine in of_vm {
+            let status = &machine.status;
+            let cut = status.creation_time.as_deref().and_then(Cut::of_text);
+            if cut.is_none() && status.phase != "Succeeded" {
+                done.pending = true;
+                continue;
+            }
+            if cut.is_some_and(|cut| cut.most < freeze.begun()) {
+                continue;
+            }
+            let parts = cuts.iter().filter(|(snapshot, _)| snapshot.is_of(&machine));
+            let parts: Vec<_> = parts.map(|(one, cut)| Part { claim: one.claim(), cut: *cut }).collect();
+            let worth = of_machine(freeze, &machine, instance, &parts);
+            done.count(self.say(&machine, freeze, &worth).await, &mut problem);
+        }
+        for (snapshot, cut) in &cuts {
+            let (Some(cut), Some(disk)) = (cut, disks.get(snapshot.claim())) else { continue };
+            let worth = of_claim(freeze, *cut, instance, disk);
+            done.count(self.say(snapshot, freeze, &worth).await, &mut problem);
+        }
+        problem.map_or(Ok(done), Err)
+    }
+
+    /// Those of a namespace that are wanted; none if the cluster does not have the kind.
+    async fn list<K>(&self, namespace: &str, wanted: impl Fn(&K) -> bool) -> Result<Vec<K>, VolumeError>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned,
+    {
+        let kind = K::plural(&()).into_owned();
+        let absent = || self.shared.absent.lock().unwrap_or_else(PoisonError::into_inner);
+        if absent().get(&kind).is_some_and(|since| since.elapsed() < ABSENT) {
+            return Ok(Vec::new());
+        }
+        let mut all = Vec::new();
+        let take = |one: K| {
+            if all.len() < MOST && wanted(&one) {
+                all.push(one);
+            }
+        };
+        let client = self.cluster.client();
+        match lists::each::<K, K>(&client, Some(namespace), PAGE, take).await {
+            Ok(()) => Ok(all),
+            Err(Failed::Answered(error)) if code(&error) == Some(404) => {
+                absent().insert(kind, Instant::now());
+                Ok(Vec::new())
+            }
+            Err(failed) => Err(unanswered(&format!("list the {kind} of the namespace {namespace}"), &failed)),
+        }
+    }
+
+    /// Whether the claim of this name has been the same one since the snapshot was asked for.
+    async fn is_of_claim(&self, namespace: &str, snapshot: &VolumeSnapshot) -> Result<bool, VolumeError> {
+        let claim = Claim { namespace: namespace.to_owned(), name: snapshot.claim().to_owned() };
+        let made = |metadata: &ObjectMeta| metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let claim = self.cluster.claim(&claim).await?;
+        let both = claim.and_then(|claim| made(&claim.metadata)).zip(made(&snapshot.metadata));
+        Ok(both.is_some_and(|(claim, snapshot)| claim <= snapshot))
+    }
+
+    /// When a snapshot was taken; none before that is known.
+    async fn cut(&self, snapshot: &VolumeSnapshot) -> Result<Option<Cut>, VolumeError> {
+        let status = &snapshot.status;
+        let Some(about) = status.creation_time.as_deref().and_then(Cut::of_text) else { return Ok(None) };
+        let content = status.bound_volume_snapshot_content_name.as_deref().filter(|name| is_subdomain(name));
+        let Some(content) = content else { return Ok(Some(about)) };
+        let what = format!("read the VolumeSnapshotContent {content}");
+        let path = format!("/apis/{OF_CLAIMS}/v1/volumesnapshotcontents/{content}");
+        let request = Request::get(path).body(Vec::new());
+        let request = request.map_err(|error| VolumeError::Unavailable(format!("cannot {what}: {error}")))?;
+        let client = self.cluster.client();
+        let read = in_time(&what, client.request::<VolumeSnapshotContent>(request)).await?;
+        let exact = found(read, &what)?.and_then(|content| {
+            let is_its = content.spec.volume_snapshot_ref.uid == snapshot.metadata.uid;
+            content.status.creation_time.filter(|_| is_its).map(Cut::of_nanoseconds)
+        });
+        let is_within = |exact: &Cut| about.least <= exact.least && exact.most <= about.most;
+        Ok(Some(exact.filter(is_within).unwrap_or(about)))
+    }
+
+    /// Says at a snapshot what it is worth, unless it says so already, or is worth as much by another receipt.
+    async fn say<K>(&self, snapshot: &K, freeze: &Freeze, worth: &Worth) -> Result<Written, VolumeError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        let metadata = snapshot.meta();
+        let id = freeze.receipt.id.as_str();
+        if stands(metadata, id, worth) {
+            return Ok(Written::Yes);
+        }
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let envelope = Some(&freeze.envelope).filter(|envelope| envelope.len() <= MOST_BYTES);
+        let why = Some(&worth.why).filter(|why| !why.is_empty());
+        let patch = json!({"metadata": {
+            "annotations": {RECEIPT: id, LEVEL: worth.level.word(), WHY: why, ENVELOPE: envelope},
+            // With these, the change is refused if the object is another one, or not as it was.
+            "uid": metadata.uid,
+            "resourceVersion": metadata.resource_version,
+        }});
+        let kind = K::kind(&());
+        let what = format!("say at the {kind} {namespace}/{name} what it is worth");
+        let snapshots = Api::<K>::namespaced(self.cluster.client(), namespace);
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let patched = snapshots.patch(name, &parameters, &patch);
+        let outcome = written(self.cluster.alter(&what, patched).await?.map(drop), &what)?;
+        if outcome == Written::Yes {
+            let (level, why) = (worth.level.word(), &worth.why);
+            tracing::info!(receipt = id, level, why, "{kind} {namespace}/{name}");
+        }
+        Ok(outcome)
+    }
+}
+
+impl Attached {
+    /// What became of one snapshot.
+    fn count(&mut self, outcome: Result<Written, VolumeError>, problem: &mut Option<VolumeError>) {
+        match outcome {
+            Ok(Written::Yes) => self.attached += 1,
+            Ok(Written::Conflict) => self.pending = true,
+            Ok(Written::Gone) => {}
+            Err(error) => *problem = Some(error),
+        }
+    }
+}
+
+/// The disks of a VM that are claims, by these.
+fn disks(instance: &Instance) -> BTreeMap<&str, &Disk> {
+    let disks = &instance.spec.domain.devices.disks;
+    let named = |name: &str| disks.iter().find(|disk| disk.name == name);
+    let volumes = &instance.spec.volumes;
+    volumes.iter().filter_map(|volume| Some((volume.claim()?, named(&volume.name)?))).collect()
+}
+
+/// Whether a snapshot says what it is worth by this receipt, or is worth as much by another one, or by somebody else's word.
+fn stands(metadata: &ObjectMeta, id: &str, worth: &Worth) -> bool {
+    let say = |key| metadata.annotations.as_ref()?.get(key).map(String::as_str);
+    match (say(RECEIPT), say(LEVEL)) {
+        (None, None) => false,
+        (Some(known), level) if known == id => {
+            level == Some(worth.level.word()) && say(WHY).unwrap_or_default() == worth.why
+        }
+        (_, level) => level.and_then(Level::named).is_none_or(|known| worth.level <= known),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::receipt::envelope::seal;
+    use crate::receipt::{Moment, Times};
+
+    fn worth(level: Level) -> Worth {
+        Worth { level, why: "why".to_owned() }
+    }
+
+    #[test]
+    fn only_a_higher_level_takes_the_place_of_another_receipts() {
+        let says = |pairs: &[(&str, &str)]| {
+            let annotations = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            ObjectMeta { annotations: Some(annotations.collect()), ..ObjectMeta::default() }
+        };
+        let own = says(&[(RECEIPT, "a"), (LEVEL, "filesystem"), (WHY, "why")]);
+        assert!(stands(&own, "a", &worth(Level::FileSystem)));
+        assert!(!stands(&own, "a", &worth(Level::Crash)), "it is known better by now");
+        assert!(stands(&own, "b", &worth(Level::Crash)) && stands(&own, "b", &worth(Level::FileSystem)));
+        assert!(!stands(&own, "b", &worth(Level::Application)));
+        assert!(!stands(&ObjectMeta::default(), "a", &worth(Level::Crash)));
+        // What somebody else has written there is not touched.
+        let foreign = says(&[(LEVEL, "best")]);
+        assert!(stands(&foreign, "a", &worth(Level::Application)));
+    }
+
+    #[test]
+    fn what_a_node_tells_is_checked() {
+        let at = |boottime_ms| Some(Moment { boottime_ms, time: String::new() });
+        let times = Times { asked: at(1000), thawed: at(4000), ..Times::default() };
+        let envelope =
+            seal(Receipt { id: "a".to_owned(), times, ..Receipt::default() }, |_| None).into_bytes();
+        let time = |seconds| Some(Timestamp { seconds, nanos: 0 });
+        let request = AttachReceiptRequest {
+            envelope,
+            frozen_from: time(98),
+            frozen_until: time(99),
+            ended: time(100),
+            ..AttachReceiptRequest::default()
+        };
+        let freeze = Freeze::told(request.clone()).unwrap();
+        assert_eq!((freeze.window, freeze.begun()), (Some((98_000_000, 99_000_000)), 97_000_000));
+        let told = |change: fn(&mut AttachReceiptRequest)| {
+            let mut request = request.clone();
+            change(&mut request);
+            Freeze::told(request).map(|freeze| freeze.window)
+        };
+        assert_eq!(told(|request| (request.frozen_from, request.frozen_until) = (None, None)), Ok(None));
+        assert!(told(|request| request.frozen_until = None).is_err());
+        assert!(told(|request| std::mem::swap(&mut request.frozen_from, &mut request.frozen_until)).is_err());
+        assert!(told(|request| request.ended = None).is_err());
+        assert!(told(|request| request.envelope.truncate(20)).unwrap_err().contains("unreadable"));
+    }
+}
