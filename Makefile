@@ -21,6 +21,7 @@ export QEMU_GA := $(CACHE)/tools/qemu-ga/usr/sbin/qemu-ga
 export SSHD := $(CACHE)/tools/openssh-server/usr/sbin/sshd
 # Databases whose snapshots they take.
 export POSTGRESQL := $(CACHE)/tools/postgresql
+export MARIADB := $(CACHE)/tools/mariadb
 # What reads metrics, and what they are compared with.
 export PROMETHEUS := $(CACHE)/tools/prometheus/usr/bin
 # The cluster that they run in; its version is setup's.

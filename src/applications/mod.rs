@@ -17,7 +17,9 @@
 //! To add a database: a module with an [`Application`], its line in [`KINDS`], its sockets in `guest/freeze/applications/discovery`.
 
 pub mod connection;
+mod etcd;
 pub mod messages;
+mod mysql;
 pub mod place;
 mod postgres;
 pub mod problem;
@@ -80,4 +82,7 @@ pub trait Application {
 pub type Make = fn(target: &str) -> Box<dyn Application>;
 
 /// The kinds of databases.
-pub const KINDS: &[(&str, Make)] = &[("postgresql", postgres::at)];
+pub const KINDS: &[(&str, Make)] = &[("postgresql", postgres::at), ("mysql", mysql::at), ("etcd", etcd::at)];
+
+/// Those that commit nothing while they are held: they are held last, when the others are.
+pub const HELD_LAST: &[&str] = &["mysql"];

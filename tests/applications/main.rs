@@ -6,10 +6,18 @@
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/agent.rs"]
 mod agent;
+#[allow(dead_code, reason = "each test program uses a part of it")]
+#[path = "../cluster/authority.rs"]
+mod authority;
 mod commands;
+mod etcd;
 mod lab;
+mod mariadb;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../qga/namespace.rs"]
 mod namespace;
 mod postgres;
+mod sql;
+mod stand;
 mod strangers;
+mod together;

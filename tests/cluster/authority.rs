@@ -38,7 +38,9 @@ impl Authority {
     /// A server's certificate and key, as files `<name>.crt` and `<name>.key`.
     pub fn serve(&self, name: &str, address: IpAddr) {
         let mut parameters = CertificateParams::new([address.to_string()]).unwrap();
-        parameters.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+        // Some show it as a client, too: etcd's gateway of JSON to etcd itself.
+        parameters.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let (certificate, key) = self.sign(parameters, name, None);
         std::fs::write(self.file(&format!("{name}.crt")), certificate).unwrap();
         std::fs::write(self.file(&format!("{name}.key")), key).unwrap();

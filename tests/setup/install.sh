@@ -36,12 +36,15 @@ test | packages)
     packages="$packages ansible-core libgssapi-krb5-2 libpam0g libwrap0 openssh-client rsync"
     # What PostgreSQL loads.
     packages="$packages libgssapi-krb5-2 libicu72 libldap-2.5-0 liblz4-1 libpam0g libssl3 libsystemd0 libxml2 libxslt1.1 libzstd1"
+    # What MariaDB loads.
+    packages="$packages libaio1 libcrypt1 libnuma1 libpcre2-8-0 libssl3 libstdc++6 libsystemd0 liburing2 zlib1g"
     # What libvirt loads.
     packages="$packages libacl1 libapparmor1 libaudit1 libbsd0 libcap-ng0 libcurl3-gnutls libgnutls30 libjson-c5
         libnl-3-200 libreadline8 libsasl2-2 libselinux1 libssh-4 libssh2-1 libtirpc3 libxml2"
     programs="$programs ansible blkid btrfs cryptsetup dbus-daemon dmsetup fish grpc_python_plugin ip losetup lvm mkfs.vfat mkfs.xfs protoc
         rsync scp sfdisk socat ssh ssh-keygen zsh
         $tools/openssh-server/usr/sbin/sshd $tools/postgresql/usr/lib/postgresql/15/bin/postgres setpriv
+        $tools/mariadb/usr/sbin/mariadbd
         $tools/prometheus/usr/bin/prometheus
         $tools/prometheus/usr/bin/promtool $tools/prometheus/usr/bin/prometheus-node-exporter
         $tools/qemu-ga/usr/sbin/qemu-ga $tools/libvirt-$LIBVIRT/usr/sbin/libvirtd
@@ -161,6 +164,16 @@ if [ "$purpose" != demo ]; then
         rm -rf "$tools/postgresql"
         for package in "$work"/postgresql/*.deb; do dpkg-deb -x "$package" "$work/postgresql/tree"; done
         mv "$work/postgresql/tree" "$tools/postgresql"
+    fi
+    # Another one.
+    if [ ! -x "$tools/mariadb/usr/sbin/mariadbd" ]; then
+        say "unpacking Debian's MariaDB"
+        mkdir "$work/mariadb"
+        (cd "$work/mariadb" && apt-get -qq -o APT::Sandbox::User=root download mariadb-server-core mariadb-client-core) ||
+            fail "cannot download mariadb-server-core: run apt-get update"
+        rm -rf "$tools/mariadb"
+        for package in "$work"/mariadb/*.deb; do dpkg-deb -x "$package" "$work/mariadb/tree"; done
+        mv "$work/mariadb/tree" "$tools/mariadb"
     fi
     # Prometheus, which reads metrics and checks rules, and its exporter, which metrics are compared with: they would listen, too.
     if [ ! -x "$tools/prometheus/usr/bin/prometheus" ] || [ ! -x "$tools/prometheus/usr/bin/prometheus-node-exporter" ]; then

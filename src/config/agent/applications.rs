@@ -15,7 +15,7 @@ const MOST: usize = 32;
 /// Words of a command, and directories with data.
 const MOST_WORDS: usize = 64;
 /// Bytes of a name, a user or a target.
-const LONGEST: usize = 255;
+const LONGEST: usize = 1023;
 const KEY: &str = "freeze.application";
 
 /// Applications that take part in freezes.

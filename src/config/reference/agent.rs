@@ -97,8 +97,16 @@ pub(super) const AGENT: &[Row] = &[
         "`\"filesystem\"`",
         "`application`: a freeze fails if no application is found, one is not held, or its data are not all frozen",
     ),
-    ("freeze.application.kind", "", "a database: `postgresql`. It needs a target"),
-    ("freeze.application.target", "", "where it is: the path of its socket"),
+    (
+        "freeze.application.kind",
+        "",
+        "a database: `postgresql`, `mysql` (MariaDB, too) or `etcd`. It needs a target",
+    ),
+    (
+        "freeze.application.target",
+        "",
+        "where it is: the path of its socket; of an etcd its URL on this machine, or a JSON document with it. See [freeze.md](freeze.md#applications)",
+    ),
     (
         "freeze.application.user",
         "the socket's owner, unless that is root",

@@ -1,13 +1,15 @@
 //! Which applications there are: those of the settings, and those whose sockets are at their usual places.
 //!
 //! What is at a socket is spoken with as the user that owns it. So it has to be a socket, not a link to one, in a directory where
-//! nobody else can put one; and whoever listens there is looked at once more by the process that connects.
+//! nobody else can put one; and whoever listens there is looked at once more by the process that connects. An etcd, which listens to
+//! the network, is spoken with as the user of its unit's process, or as the one that the settings name.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use super::{Commands, Listed, MOST, Settings};
+use crate::applications::HELD_LAST;
 use crate::sys::root::Root;
 use crate::sys::spawn_manner::Identity;
 use crate::sys::user_identity;
@@ -15,11 +17,17 @@ use crate::sys::user_identity;
 /// Names that are looked at in one directory.
 const MOST_NAMES: usize = 64;
 
-/// Finds the sockets of a kind at their usual places.
+/// Finds the targets of a kind at their usual places.
 type Find = fn(&Root) -> Vec<String>;
+/// Finds whose such a target is.
+type Whose = fn(&Root, &str, Trust<'_>) -> Result<Identity, String>;
 
-/// The kinds that are looked for.
-const AUTO: &[(&str, Find)] = &[("postgresql", postgresql)];
+/// The kinds that are looked for, and by whom they are spoken with.
+const AUTO: &[(&str, Find, Whose)] =
+    &[("postgresql", postgresql, owner), ("mysql", mysql, owner), (ETCD, etcd, user_of_etcd)];
+const ETCD: &str = "etcd";
+/// Before the number of a process, in a target.
+const PROCESS: &str = "process:";
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +38,13 @@ pub struct Candidate {
     pub instance: String,
     /// How it is held; or why it cannot be.
     pub way: Result<Way, String>,
+}
+
+impl Candidate {
+    /// Whether it is held when all others are, because its users wait while it is.
+    pub fn is_held_last(&self) -> bool {
+        matches!(self.way, Ok(Way::Process(_))) && HELD_LAST.contains(&&*self.name)
+    }
 }
 
 /// How an application is held.
@@ -49,7 +64,7 @@ pub fn find(root: &Root, settings: &Settings) -> Vec<Candidate> {
             Listed::Kind { kind, target, user } => Candidate {
                 name: kind.clone(),
                 instance: target.clone(),
-                way: owner(root, target, Trust::of(user.as_deref())).map(Way::Process),
+                way: whose(kind)(root, target, Trust::of(user.as_deref())).map(Way::Process),
             },
             Listed::Commands(commands) => Candidate {
                 name: commands.name.clone(),
@@ -59,12 +74,12 @@ pub fn find(root: &Root, settings: &Settings) -> Vec<Candidate> {
         });
     }
     let listed = found.clone();
-    for (kind, sockets) in AUTO.iter().filter(|_| settings.auto) {
-        for socket in sockets(root) {
-            let is_it = |one: &Candidate| one.name == *kind && same(root, &one.instance, &socket);
+    for (kind, targets, whose) in AUTO.iter().filter(|_| settings.auto) {
+        for target in targets(root) {
+            let is_it = |one: &Candidate| one.name == *kind && same(root, &one.instance, &target);
             if !listed.iter().any(is_it) {
-                let way = owner(root, &socket, Trust::Nobody).map(Way::Process);
-                found.push(Candidate { name: (*kind).to_owned(), instance: socket, way });
+                let way = whose(root, &target, Trust::Nobody).map(Way::Process);
+                found.push(Candidate { name: (*kind).to_owned(), instance: target, way });
             }
         }
     }
@@ -76,8 +91,15 @@ pub fn find(root: &Root, settings: &Settings) -> Vec<Candidate> {
     found
 }
 
-/// Whether two names are of one socket.
+fn whose(kind: &str) -> Whose {
+    AUTO.iter().find(|(name, ..)| *name == kind).map_or(owner, |(.., whose)| *whose)
+}
+
+/// Whether two names are of one socket. An etcd that is listed is the one of the unit: no machine has two.
 fn same(root: &Root, one: &str, other: &str) -> bool {
+    if other.starts_with(PROCESS) {
+        return true;
+    }
     let numbers =
         |path: &str| std::fs::metadata(root.path(path)).ok().map(|about| (about.dev(), about.ino()));
     one == other || numbers(one).is_some_and(|found| numbers(other) == Some(found))
@@ -97,6 +119,47 @@ fn postgresql(root: &Root) -> Vec<String> {
         names.filter(|name| is_port(name)).map(|name| format!("{DIRECTORY}/{name}")).collect();
     found.sort_unstable();
     found
+}
+
+/// Where the packages of MariaDB and MySQL have it: Debian's, those of Fedora and its relatives, SUSE's.
+fn mysql(root: &Root) -> Vec<String> {
+    let usual = ["/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/run/mysql/mysql.sock"];
+    let is_socket = |path: &str| {
+        std::fs::symlink_metadata(root.path(path)).is_ok_and(|about| about.file_type().is_socket())
+    };
+    usual.into_iter().filter(|path| is_socket(path)).map(str::to_owned).collect()
+}
+
+/// The process of the unit, by its control group of either version.
+fn etcd(root: &Root) -> Vec<String> {
+    let groups = ["/sys/fs/cgroup/system.slice", "/sys/fs/cgroup/systemd/system.slice"];
+    let processes = groups.map(|group| root.line(&format!("{group}/etcd.service/cgroup.procs")));
+    let mut numbers = processes.iter().flat_map(|lines| lines.lines()).take(MOST_NAMES);
+    let is_it =
+        |number: &&str| number.parse::<u32>().is_ok() && root.line(&format!("/proc/{number}/comm")) == ETCD;
+    numbers.find(is_it).map(|number| format!("{PROCESS}{number}")).into_iter().collect()
+}
+
+/// The user of a process, or the one of the settings.
+fn user_of_etcd(root: &Root, target: &str, trust: Trust<'_>) -> Result<Identity, String> {
+    let Some(number) = target.strip_prefix(PROCESS) else {
+        let Trust::User(user) = trust else {
+            return Err(format!("the settings have to name the user of {target} (freeze.application.user)"));
+        };
+        let account = user_identity::find(user)
+            .map_err(|error| format!("who {user} is cannot be found out: {error}"))?;
+        return account.map(|account| account.identity).ok_or_else(|| format!("there is no user {user}"));
+    };
+    let about = std::fs::metadata(root.path(&format!("/proc/{number}")));
+    let user = about.map_err(|error| format!("cannot look at the process {number}: {error}"))?.uid();
+    if user == 0 && !matches!(trust, Trust::User("root")) {
+        return Err("etcd runs as root, whom the settings have to name (freeze.application.user)".to_owned());
+    }
+    let account = user_identity::with_number(user)
+        .map_err(|error| format!("who the user {user} is cannot be found out: {error}"))?;
+    account
+        .map(|account| account.identity)
+        .ok_or_else(|| format!("etcd runs as the user {user}, who has no account"))
 }
 
 /// What the settings say of a socket.
@@ -244,6 +307,46 @@ mod tests {
         // Nor does a link to one take its place.
         symlink(".s.PGSQL.5432", machine.path("run/postgresql/.s.PGSQL.1")).unwrap();
         assert_eq!(machine.found(true, Vec::new()).len(), 3);
+    }
+
+    #[test]
+    fn other_databases_are_found_at_their_usual_places() {
+        if !nix::unistd::Uid::effective().is_root() {
+            return;
+        }
+        let machine = Machine::new();
+        std::fs::remove_dir_all(machine.path("run/postgresql")).unwrap();
+        std::fs::create_dir_all(machine.path("run/mysqld")).unwrap();
+        std::fs::create_dir_all(machine.path("var/lib/mysql")).unwrap();
+        machine.listen("run/mysqld/mysqld.sock", 65534);
+        std::fs::write(machine.path("var/lib/mysql/mysql.sock"), "").unwrap();
+        let group = machine.path("sys/fs/cgroup/system.slice/etcd.service");
+        std::fs::create_dir_all(&group).unwrap();
+        std::fs::write(group.join("cgroup.procs"), "7\n8\n").unwrap();
+        for (number, name) in [("7", "sh\n"), ("8", "etcd\n")] {
+            std::fs::create_dir_all(machine.path("proc").join(number)).unwrap();
+            std::fs::write(machine.path("proc").join(number).join("comm"), name).unwrap();
+        }
+        let names = |listed| {
+            let found = machine.found(true, listed).into_iter();
+            found.map(|one| (one.name, one.instance, one.way.err())).collect::<Vec<_>>()
+        };
+        let found = names(Vec::new());
+        assert_eq!((&*found[0].0, &*found[0].1), ("mysql", "/run/mysqld/mysqld.sock"));
+        let (kind, process, why_not) = &found[1];
+        assert_eq!((found.len(), &**kind, &**process), (2, "etcd", "process:8"));
+        assert!(why_not.as_ref().unwrap().contains("runs as root"), "{why_not:?}");
+        chown(machine.path("proc/8"), Some(65534), None).unwrap();
+        assert_eq!(names(Vec::new())[1].2, None);
+        // One that is listed is the same, and somebody has to say whose it is.
+        let listed = |user: Option<&str>| {
+            let (kind, target) = ("etcd".to_owned(), "http://127.0.0.1:2379".to_owned());
+            names(vec![Listed::Kind { kind, target, user: user.map(str::to_owned) }])
+        };
+        assert_eq!(listed(Some("nobody")).len(), 2);
+        assert_eq!(listed(Some("nobody"))[0].2, None);
+        assert!(listed(None)[0].2.as_ref().unwrap().contains("have to name the user"));
+        assert!(listed(Some("nobody of that name"))[0].2.as_ref().unwrap().contains("there is no user"));
     }
 
     #[test]

@@ -47,15 +47,16 @@ struct Held {
 }
 
 impl Participants {
-    /// Asks all of them to be held until then; `report` is called from their threads.
-    pub fn begin(
+    /// Asks these to be held until then, too; `report` is called from their threads.
+    pub fn add(
+        &mut self,
         found: Vec<Candidate>,
         root: &Root,
         until: Instant,
         report: impl Fn(usize, Report) + Clone + Send + 'static,
-    ) -> Self {
-        let mut all = Vec::new();
-        for (place, one) in found.into_iter().enumerate() {
+    ) {
+        for one in found {
+            let place = self.0.len();
             let (name, instance) = (one.name.clone(), one.instance.clone());
             let (sender, events) = channel();
             let (own, root, report) = (sender.clone(), root.clone(), report.clone());
@@ -66,9 +67,8 @@ impl Participants {
                 Ok(()) => (Some(sender), State::Asked),
                 Err(error) => (None, State::Failed(format!("there is no thread for it: {error}"))),
             };
-            all.push(Participant { name, instance, driver, state, held: None });
+            self.0.push(Participant { name, instance, driver, state, held: None });
         }
-        Self(all)
     }
 
     /// An application that could not even be looked for.

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use crate::guest::freeze::applications::discovery::{Way, find};
-use crate::guest::freeze::applications::{Participants, RELEASE};
+use crate::guest::freeze::applications::RELEASE;
+use crate::guest::freeze::applications::discovery::{Candidate, Way, find};
 use crate::guest::freeze::cycle::{Cycle, Message, Next, Stop};
 use crate::guest::freeze::error::Error;
 use crate::guest::freeze::marker::Told;
@@ -55,16 +55,13 @@ impl Cycle {
             self.guard();
             self.mark()?;
         }
-        let outbox = self.outbox.clone();
-        self.applications = Participants::begin(found, &self.guest.root, until, move |place, report| {
-            drop(outbox.send(Message::Application(place, report)));
-        });
-        while self.applications.is_awaited() {
-            match self.next(Some(until)) {
-                Next::Message(_) | Next::Application => {}
-                Next::Stop(Stop::Deadline) => self.applications.give_up(),
-                Next::Stop(stop) => return Err(stop),
-            }
+        let (last, first): (Vec<_>, Vec<_>) = found.into_iter().partition(Candidate::is_held_last);
+        let begun = Instant::now();
+        let left = until.saturating_duration_since(begun);
+        // One that hangs leaves the others some of the time.
+        let first_until = if last.is_empty() { until } else { begun + left * 3 / 4 };
+        for (group, until) in [(first, first_until), (last, until)] {
+            self.hold(group, until)?;
         }
         self.notes.receipt.times.hooks_ended = Some(now());
         let told = self.applications.told(|_| true).into_iter();
@@ -76,6 +73,22 @@ impl Cycle {
             })
             .collect();
         self.require_held()
+    }
+
+    /// Has these held; waits for them, and for no longer than until then.
+    fn hold(&mut self, found: Vec<Candidate>, until: Instant) -> Result<(), Stop> {
+        let outbox = self.outbox.clone();
+        self.applications.add(found, &self.guest.root, until, move |place, report| {
+            drop(outbox.send(Message::Application(place, report)));
+        });
+        while self.applications.is_awaited() {
+            match self.next(Some(until)) {
+                Next::Message(_) | Next::Application => {}
+                Next::Stop(Stop::Deadline) => self.applications.give_up(),
+                Next::Stop(stop) => return Err(stop),
+            }
+        }
+        Ok(())
     }
 
     /// Fails if the settings require that all applications are held, and one is not.

@@ -1,0 +1,268 @@
+//! Where the data of a server are: what its variables name, and what is somewhere else by links. Without one of them a server
+//! does not come up as it was.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+use super::Problem;
+use crate::applications::MOST_DIRECTORIES;
+use crate::applications::connection::left;
+
+/// Asks for what [`of`] needs, and for how the log is written.
+pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE variable_name IN ('aria_log_dir_path', 'datadir', \
+    'innodb_data_file_path', 'innodb_data_home_dir', 'innodb_doublewrite_dir', \
+    'innodb_flush_log_at_trx_commit', 'innodb_log_group_home_dir', 'innodb_undo_directory', 'log_bin_basename', 'relay_log_basename')";
+
+/// Variables that are directories, and may be absent or empty.
+const DIRECTORIES: [&str; 5] = [
+    "aria_log_dir_path",
+    "innodb_data_home_dir",
+    "innodb_doublewrite_dir",
+    "innodb_log_group_home_dir",
+    "innodb_undo_directory",
+];
+/// Variables that are the beginnings of names of files.
+const BEGINNINGS: [&str; 2] = ["log_bin_basename", "relay_log_basename"];
+/// How many directories are looked at before those on the same file system are taken together.
+const MOST_FOUND: usize = 16 * 1024;
+/// The longest path in a file that says where a table is.
+const LONGEST: u64 = 4096;
+
+#[allow(clippy::cast_possible_truncation, reason = "as struct flock has them; the numbers are below 3")]
+const F_WRLCK: libc::c_short = libc::F_WRLCK as libc::c_short;
+#[allow(clippy::cast_possible_truncation, reason = "the same")]
+const F_UNLCK: libc::c_short = libc::F_UNLCK as libc::c_short;
+#[allow(clippy::cast_possible_truncation, reason = "the same")]
+const SEEK_SET: libc::c_short = libc::SEEK_SET as libc::c_short;
+
+type Variables = BTreeMap<String, String>;
+
+/// The directories, with all links followed. They are those of the process `server`: it locks a file in them. One in a container,
+/// or with mounts of its own, may have others under the same paths.
+///
+/// # Errors
+/// If one of them cannot be looked at, or is of another process, or it takes too long: then nothing is known.
+pub fn of(variables: &Variables, server: i32, until: Instant) -> Result<Vec<PathBuf>, Problem> {
+    let home = home(variables)?;
+    let value = |name: &str| variables.get(name).map(String::as_str).filter(|value| !value.is_empty());
+    let mut found = BTreeSet::from([resolve(home)?]);
+    for name in DIRECTORIES {
+        if let Some(path) = value(name) {
+            found.insert(resolve(&home.join(path))?);
+        }
+    }
+    for name in BEGINNINGS {
+        if let Some(path) = value(name) {
+            found.insert(resolve(parent(&home.join(path)))?);
+        }
+    }
+    let base = home.join(value("innodb_data_home_dir").unwrap_or_default());
+    let files = value("innodb_data_file_path").unwrap_or_default().split(';');
+    let files: Vec<_> =
+        files.filter_map(|file| file.split(':').next()).filter(|name| !name.is_empty()).collect();
+    for name in &files {
+        found.insert(resolve(parent(&base.join(name)))?);
+    }
+    // Without InnoDB there is Aria.
+    let logs = home.join(value("aria_log_dir_path").unwrap_or_default());
+    is_locked(&files.first().map_or_else(|| logs.join("aria_log_control"), |name| base.join(name)), server)?;
+    links(home, 1, &mut found, until)?;
+    bounded(found)
+}
+
+/// Refuses a file on which the process has no lock.
+fn is_locked(path: &Path, server: i32) -> Result<(), Problem> {
+    let file = File::open(path).map_err(|error| cannot_look(path, &error))?;
+    // Of the whole file.
+    let mut lock = libc::flock { l_type: F_WRLCK, l_whence: SEEK_SET, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(&file, FcntlArg::F_GETLK(&mut lock)).map_err(|error| cannot_look(path, &error.into()))?;
+    if lock.l_type == F_UNLCK || lock.l_pid != server {
+        return Err(Problem::new(format_args!(
+            "{} is not of the server that answers (process {server}): does it run in a container?",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Adds the directories of these files.
+///
+/// # Errors
+/// As of [`of`].
+pub fn add_files(
+    directories: &mut Vec<PathBuf>,
+    variables: &Variables,
+    files: impl Iterator<Item = String>,
+) -> Result<(), Problem> {
+    let home = home(variables)?;
+    let mut found: BTreeSet<_> = directories.drain(..).collect();
+    for file in files {
+        found.insert(resolve(parent(&home.join(file)))?);
+    }
+    *directories = bounded(found)?;
+    Ok(())
+}
+
+fn home(variables: &Variables) -> Result<&Path, Problem> {
+    let home = variables.get("datadir").map(Path::new).filter(|path| path.is_absolute());
+    home.ok_or_else(|| Problem::new("the server does not say where its data are (datadir)"))
+}
+
+/// Databases and tables that are links to another place, and `.isl` files, which hold the path of a table that is somewhere else.
+fn links(
+    directory: &Path,
+    deeper: u32,
+    found: &mut BTreeSet<PathBuf>,
+    until: Instant,
+) -> Result<(), Problem> {
+    let failed = |error| cannot_look(directory, &error);
+    for entry in std::fs::read_dir(directory).map_err(failed)? {
+        left(until)?;
+        let entry = entry.map_err(failed)?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(failed)?);
+        if kind.is_dir() && deeper > 0 {
+            links(&path, deeper - 1, found, until)?;
+        } else if kind.is_symlink() {
+            let target = resolve(&path)?;
+            // A database that is elsewhere may have tables that are elsewhere again.
+            if target.is_dir() && deeper > 0 {
+                links(&target, deeper - 1, found, until)?;
+            }
+            found.insert(if target.is_dir() { target } else { parent(&target).to_owned() });
+        } else if path.extension().is_some_and(|extension| extension == "isl") {
+            let mut text = String::new();
+            let read = File::open(&path).and_then(|file| file.take(LONGEST).read_to_string(&mut text));
+            read.map_err(|error| cannot_look(&path, &error))?;
+            found.insert(resolve(parent(&directory.join(text.trim_end())))?);
+        }
+        if found.len() > MOST_FOUND {
+            return Err(too_many());
+        }
+    }
+    Ok(())
+}
+
+/// One for each file system is enough, if there are more than there is room for.
+fn bounded(found: BTreeSet<PathBuf>) -> Result<Vec<PathBuf>, Problem> {
+    if found.len() <= MOST_DIRECTORIES {
+        return Ok(found.into_iter().collect());
+    }
+    let mut devices = BTreeMap::new();
+    for path in found {
+        let about = std::fs::metadata(&path).map_err(|error| cannot_look(&path, &error))?;
+        devices.entry(about.dev()).or_insert(path);
+    }
+    if devices.len() > MOST_DIRECTORIES {
+        return Err(too_many());
+    }
+    Ok(devices.into_values().collect())
+}
+
+fn resolve(path: &Path) -> Result<PathBuf, Problem> {
+    path.canonicalize().map_err(|error| cannot_look(path, &error))
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(path)
+}
+
+fn cannot_look(path: &Path, error: &std::io::Error) -> Problem {
+    Problem::new(format_args!(
+        "cannot find out where the data of the server are: {}: {error}",
+        path.display()
+    ))
+}
+
+fn too_many() -> Problem {
+    Problem::new("the data of the server are in too many places")
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(30)
+    }
+
+    /// A process that has locked a file.
+    fn locking(path: &Path) -> std::process::Child {
+        let program = "use Fcntl qw(:DEFAULT :flock F_SETLK F_WRLCK); open(my $file, '+<', $ARGV[0]) or die; \
+                       my $lock = pack('s s x4 q q l x4', F_WRLCK, 0, 0, 0, 0); fcntl($file, F_SETLK, $lock) or die; \
+                       $| = 1; print \"locked\\n\"; sleep 1000";
+        let mut command = std::process::Command::new("perl");
+        let command = command.args(["-e", program]).arg(path).stdout(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = [0; 7];
+        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        child
+    }
+
+    #[test]
+    fn every_place_with_data_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        for name in ["data/a", "data/b", "redo", "undo", "log", "elsewhere/c", "table/d", "linked", "more"] {
+            std::fs::create_dir_all(top.join(name)).unwrap();
+        }
+        for name in ["linked/t.MYD", "data/a/t.ibd", "table/d/x.ibd"] {
+            std::fs::write(top.join(name), "").unwrap();
+        }
+        symlink(top.join("data"), top.join("link")).unwrap();
+        symlink(top.join("elsewhere/c"), top.join("data/c")).unwrap();
+        symlink(top.join("linked/t.MYD"), top.join("data/a/t.MYD")).unwrap();
+        std::fs::write(top.join("data/b/x.isl"), format!("{}\n", top.join("table/d/x.ibd").display()))
+            .unwrap();
+        let text = |path: &str| top.join(path).display().to_string();
+        let mut variables = Variables::from([
+            ("datadir".to_owned(), text("link/")),
+            ("innodb_log_group_home_dir".to_owned(), "../redo/".to_owned()),
+            ("innodb_undo_directory".to_owned(), text("undo")),
+            ("innodb_data_home_dir".to_owned(), String::new()),
+            (
+                "innodb_data_file_path".to_owned(),
+                format!("ibdata1:12M;{}:10M:autoextend", text("more/ibdata2")),
+            ),
+            ("log_bin_basename".to_owned(), text("log/binlog")),
+        ]);
+        std::fs::write(top.join("data/ibdata1"), "").unwrap();
+        std::fs::write(top.join("more/ibdata2"), "").unwrap();
+        let unlocked = of(&variables, 1, soon()).unwrap_err();
+        assert!(unlocked.to_string().contains("is not of the server"), "{unlocked}");
+        // A process does not see its own locks.
+        let mut server = locking(&top.join("data/ibdata1"));
+        let number = server.id().cast_signed();
+        let found = of(&variables, number, soon()).unwrap();
+        assert!(of(&variables, number + 1, soon()).is_err());
+        let expected = ["data", "elsewhere/c", "linked", "log", "more", "redo", "table/d", "undo"];
+        assert_eq!(found, expected.map(|name| top.join(name)));
+        // What is not there, or takes too long, is no place less.
+        assert!(of(&variables, number, Instant::now()).is_err());
+        variables.insert("innodb_undo_directory".to_owned(), text("nowhere"));
+        assert!(of(&variables, number, soon()).unwrap_err().to_string().contains("nowhere"));
+        variables.remove("datadir");
+        assert!(of(&variables, number, soon()).unwrap_err().to_string().contains("datadir"));
+        server.kill().unwrap();
+        server.wait().unwrap();
+    }
+
+    #[test]
+    fn of_many_places_one_for_each_file_system_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let many: BTreeSet<_> =
+            (0..=MOST_DIRECTORIES).map(|number| directory.path().join(number.to_string())).collect();
+        many.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        assert_eq!(bounded(many).unwrap().len(), 1);
+    }
+}
