@@ -201,10 +201,10 @@ fn serve() -> u16 {
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         for client in listener.incoming() {
-            let part = vec![7; PART];
+            let bytes = vec![7; PART];
             let mut client = client.unwrap();
             for _ in 0..BYTES / PART as u64 {
-                client.write_all(&part).unwrap();
+                client.write_all(&bytes).unwrap();
             }
         }
     });

@@ -141,10 +141,13 @@ impl Bounds {
     /// For peers that know what they want.
     pub const USUAL: Self = Self {
         open_calls: MAX_CONCURRENT_STREAMS,
-        stream_window: WIDE_WINDOW,
-        connection_window: WIDE_CONNECTION_WINDOW,
+        stream_window: STREAM_WINDOW,
+        connection_window: CONNECTION_WINDOW,
         send_buffer: WIDE_SEND_BUFFER,
     };
+    /// For peers that know what they want, and may have much under way.
+    pub const WIDE: Self =
+        Self { stream_window: WIDE_WINDOW, connection_window: WIDE_CONNECTION_WINDOW, ..Self::USUAL };
     /// For many peers of small calls.
     pub const SMALL: Self = Self {
         open_calls: 16,

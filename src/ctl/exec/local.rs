@@ -8,14 +8,13 @@ use std::sync::mpsc as blocking;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
-use super::replay::WINDOW;
 use crate::ctl::signals;
 use crate::ctl::standard::{may_try_again, stream, write};
 use crate::sys::terminal::{self, Changed};
 use crate::wire::proto::v1::TerminalSize;
 
-/// Bytes read at once.
-const PART: usize = WINDOW / 4;
+/// Bytes read at once: as many as one message to a console may have.
+const PART: usize = 16 << 10;
 
 /// The size of the terminal at this end, if there is one.
 pub fn size() -> Option<TerminalSize> {

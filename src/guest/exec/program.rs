@@ -427,9 +427,9 @@ impl Attendance {
     }
 
     fn take(&mut self, which: usize, room: usize) {
-        let mut part = [0; PART];
         let Some(source) = &self.outputs[which] else { return };
-        match source.read(&mut part[..room.min(PART)]) {
+        let mut part = vec![0; room.min(PART)];
+        match source.read(&mut part) {
             None => return,
             Some(Ok(0) | Err(_)) => self.outputs[which] = None,
             Some(Ok(length)) => self.program.state().written(which, &part[..length]),

@@ -57,7 +57,7 @@ pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
         };
         let (service, shutdown) = (service.clone(), shutdown.clone());
         let serve = |(stream, peer): (UnixStream, Arc<Peer>)| async move {
-            let bounds = if peer.is_trusted() { Bounds::USUAL } else { Bounds::SMALL };
+            let bounds = if peer.is_trusted() { Bounds::WIDE } else { Bounds::SMALL };
             let service = Introduced { service, peer };
             if let Err(error) = http2::serve_within(stream, service, shutdown, bounds).await {
                 tracing::debug!(%error, "a client's connection broke");
