@@ -283,8 +283,8 @@ fn a_login_is_killed_with_all_that_has_left_its_group() {
     login.lab.kill_agent();
     login.lab.start_agent();
     assert_eq!(wait(&mut child).code(), Some(255));
+    // Whichever agent of this machine starts first ends it.
     until("nothing is left", || Login::processes("424203").is_empty());
-    assert!(login.lab.agent_log().contains("has left a login"), "{}", login.lab.agent_log());
 }
 
 #[test]
