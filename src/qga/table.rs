@@ -199,6 +199,11 @@ mod tests {
         assert_eq!(known, COMMANDS.iter().map(|command| command.name).collect::<Vec<_>>());
         for (verb, name) in done() {
             let command = &COMMANDS[find(name).unwrap()];
+            if verb.name == "CollectMetrics" {
+                // It has figures of many commands under a role of its own; and tells of a freeze, too.
+                assert!(!command.audited, "{name} leaves a record, and {} none", verb.name);
+                continue;
+            }
             assert_eq!(verb.role, command.needs(), "{name}");
             if ["guest-exec", "guest-file-open"].contains(&name) {
                 // While file systems are frozen, programs that run are reached and files are read, too; the services themselves start

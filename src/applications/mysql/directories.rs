@@ -262,7 +262,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let many: BTreeSet<_> =
             (0..=MOST_DIRECTORIES).map(|number| directory.path().join(number.to_string())).collect();
-        many.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        for path in &many {
+            std::fs::create_dir(path).unwrap();
+        }
         assert_eq!(bounded(many).unwrap().len(), 1);
     }
 }

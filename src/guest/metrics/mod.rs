@@ -183,14 +183,18 @@ fn flag(is_so: bool) -> f64 {
 }
 
 #[cfg(test)]
+use tests::told;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     /// What a file of this kind comes to, for tests of parsers.
     pub fn told(samples: &[Sample]) -> Vec<String> {
         let one = |sample: &Sample| {
-            let labels: String = sample.labels.iter().map(|label| format!(" {label}")).collect();
-            format!("{}{labels} {}", sample.family.name, sample.value)
+            let labels = sample.labels.iter().map(String::as_str);
+            let words: Vec<_> = std::iter::once(sample.family.name).chain(labels).collect();
+            format!("{} {}", words.join(" "), sample.value)
         };
         samples.iter().map(one).collect()
     }
@@ -230,5 +234,3 @@ mod tests {
         }
     }
 }
-#[cfg(test)]
-use tests::told;

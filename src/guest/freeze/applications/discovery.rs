@@ -310,6 +310,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods)]
     fn other_databases_are_found_at_their_usual_places() {
         if !nix::unistd::Uid::effective().is_root() {
             return;

@@ -262,15 +262,14 @@ mod tests {
             b"1 0 254:1 / / rw - ext4 /dev/vda1 rw\n2 1 254:2 / /data rw - xfs /dev/vdb rw\n\
               3 2 254:3 / /data/pg/base rw - ext4 /dev/vdc rw\n4 2 254:4 / /data/pgold rw - ext4 /dev/vdd rw\n",
         );
-        let on = |path: &str, mount| {
+        let found = |path: &str, mount| {
             let directory = Directory { path: path.into(), mount };
-            super::on(&directory, &mounts)
-                .map(|found| found.iter().map(|mount| mount.device.1).collect::<Vec<_>>())
+            on(&directory, &mounts).map(|found| found.iter().map(|mount| mount.device.1).collect::<Vec<_>>())
         };
-        assert_eq!(on("/data/pg", 2).unwrap(), [2, 3]);
-        assert_eq!(on("/data", 2).unwrap(), [2, 3, 4]);
-        assert_eq!(on("/data/pg/base", 3).unwrap(), [3]);
-        assert_eq!(on("/srv", 1).unwrap(), [1]);
-        assert_eq!(on("/srv", 9), None);
+        assert_eq!(found("/data/pg", 2).unwrap(), [2, 3]);
+        assert_eq!(found("/data", 2).unwrap(), [2, 3, 4]);
+        assert_eq!(found("/data/pg/base", 3).unwrap(), [3]);
+        assert_eq!(found("/srv", 1).unwrap(), [1]);
+        assert_eq!(found("/srv", 9), None);
     }
 }

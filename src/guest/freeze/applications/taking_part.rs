@@ -256,11 +256,12 @@ mod tests {
         assert!(problem.contains("/data are on /, which was not frozen"), "{problem}");
     }
 
+    type Step = fn(&mut Participants);
+
     #[test]
     fn whatever_else_happens_is_not() {
         let lost = || Report::Failed("lost".to_owned());
         // Lost while held, before and after the release was asked for; given up; answers that nobody has asked for.
-        type Step = fn(&mut Participants);
         let steps: [(&str, &[Step]); 7] = [
             ("lost", &[|all| all.note(0, held()), |all| all.note(0, Report::Failed("lost".to_owned()))]),
             ("in time", &[Participants::give_up, |all| all.note(0, held()), Participants::release]),
@@ -272,7 +273,9 @@ mod tests {
         ];
         for (words, steps) in steps {
             let mut all = one(State::Asked);
-            steps.iter().for_each(|step| step(&mut all));
+            for step in steps {
+                step(&mut all);
+            }
             all.release();
             all.note(0, released());
             let (level, problem) = level(&all);
