@@ -1,6 +1,6 @@
 //! Applications that take part in a freeze: found, held before anything is frozen, watched while it is, released after the thaw.
 //!
-//! Each has a thread of its own ([`driver`]), which speaks with its process or runs its commands, and reports to the keeper. The
+//! Each has a thread of its own (`driver`), which speaks with its process or runs its commands, and reports to the keeper. The
 //! keeper never waits for one longer than its deadline: an application that does not answer costs the receipt a level, and
 //! nothing else unless the settings require more.
 //!
