@@ -276,10 +276,13 @@ async fn release_unmounted(guest: &Guest, disk: Arc<KnownDisk>) -> Result<Releas
 
 /// The disk that is meant, if there is one: also one that has just come.
 async fn visible(guest: &Guest, selector: &Selector) -> Result<Option<Arc<KnownDisk>>, ReleaseError> {
-    match guest.disks.find(selector) {
-        Ok(disk) => return Ok(Some(disk)),
-        Err(FindError::NotFound(_)) => {}
-        Err(error) => return Err(ReleaseError::Find(error)),
+    let known = || match guest.disks.find(selector) {
+        Ok(disk) => Ok(Some(disk)),
+        Err(FindError::NotFound(_)) => Ok(None),
+        Err(error) => Err(ReleaseError::Find(error)),
+    };
+    if let Some(disk) = known()? {
+        return Ok(Some(disk));
     }
     let machine = guest.clone();
     if blocking::run(move || any_unknown(&machine)).await {
@@ -288,6 +291,10 @@ async fn visible(guest: &Guest, selector: &Selector) -> Result<Option<Arc<KnownD
             Err(WaitError::TooLate { .. }) => {}
             Err(WaitError::Find(error)) => return Err(ReleaseError::Find(error)),
         }
+    }
+    // One that was not known at first may have become so just before it was asked whether all are.
+    if let Some(disk) = known()? {
+        return Ok(Some(disk));
     }
     let machine = guest.clone();
     let silent = move || {
