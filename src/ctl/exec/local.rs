@@ -14,7 +14,7 @@ use crate::sys::terminal::{self, Changed};
 use crate::wire::proto::v1::TerminalSize;
 
 /// Bytes read at once: as many as one message to a console may have.
-const PART: usize = 16 << 10;
+pub const PART: usize = 16 << 10;
 
 /// The size of the terminal at this end, if there is one.
 pub fn size() -> Option<TerminalSize> {

@@ -4,8 +4,8 @@ use std::io;
 use std::pin::pin;
 use std::time::Instant;
 
-use super::super::local::{self, Heard, Outputs, Signals, Written};
-use super::super::replay::{Replay, WINDOW};
+use super::super::local::{self, Heard, Outputs, PART, Signals, Written};
+use super::super::replay::Replay;
 use super::{Client, FAILED, LOST, Parts, SIGPIPE};
 use crate::ctl::Error;
 use crate::wire::proto::v1::to_program::Message;
@@ -157,8 +157,7 @@ impl Client {
 /// The next part of the input, as soon as there is room for it.
 pub(super) async fn next_part(input: &mut Option<(Replay, Parts)>) -> io::Result<Vec<u8>> {
     match input {
-        // A part has a quarter of the window.
-        Some((replay, parts)) if replay.room() >= WINDOW / 4 => {
+        Some((replay, parts)) if replay.room() >= PART => {
             let part = parts.recv().await;
             part.unwrap_or_else(|| Err(io::Error::other("nothing reads it any more")))
         }
