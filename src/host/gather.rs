@@ -19,7 +19,7 @@ use tonic::Code;
 use super::fleet::{Handle, Known, Reach, Stopped};
 use super::half::Half;
 use super::metrics::gathered::Outcome;
-use crate::metrics::{check, message, table};
+use crate::metrics::{Sample, check, message, table};
 use crate::wire::proto::v1::{CollectMetricsRequest, CollectMetricsResponse, SessionState};
 
 /// What an agent says that it can, if it tells metrics.
@@ -108,10 +108,7 @@ impl Gatherer {
             _ => Told::Nothing,
         };
         let mut samples = Vec::new();
-        let mut put = |family, labels: &[&str], value| {
-            let labels = labels.iter().map(|text| check::label(text)).collect();
-            samples.push(crate::metrics::Sample { family, labels, value });
-        };
+        let mut put = |family, labels: &[&str], value| samples.push(Sample::new(family, labels, value));
         match (known.view.session(), &told) {
             (SessionState::Connected, Told::Nothing | Told::Answer(_)) => put(&table::UP, &[], 1.0),
             (SessionState::Connected | SessionState::Connecting | SessionState::Refused, _) => {

@@ -120,11 +120,7 @@ mod tests {
     use crate::metrics::{Sample, message};
 
     fn answers() -> [CollectMetricsResponse; 2] {
-        let one = |family, labels: &[&str], value| Sample {
-            family,
-            labels: labels.iter().map(|&label| label.to_owned()).collect(),
-            value,
-        };
+        let one = Sample::new;
         let first = [
             one(&table::DISK_READ_BYTES, &["vd\"a\\"], 1_099_511_627_776.0),
             one(&table::LOAD_1, &[], 0.25),

@@ -78,6 +78,13 @@ pub struct Sample {
     pub value: f64,
 }
 
+impl Sample {
+    /// One with these values of its labels, as far as those may be shown.
+    pub fn new(family: &'static Family, labels: &[&str], value: f64) -> Self {
+        Self { family, labels: labels.iter().map(|text| check::label(text)).collect(), value }
+    }
+}
+
 /// Samples as they are sent: each family once, in the order of the table.
 pub fn message(samples: &[Sample]) -> CollectMetricsResponse {
     let family = |family: &&'static Family| {

@@ -174,12 +174,8 @@ mod tests {
     use crate::metrics::{Sample, message};
 
     fn answer(rows: &[(&'static Family, &[&str], f64)]) -> CollectMetricsResponse {
-        let one = |(family, labels, value): &(&'static Family, &[&str], f64)| Sample {
-            family,
-            labels: labels.iter().map(|&label| label.to_owned()).collect(),
-            value: *value,
-        };
-        message(&rows.iter().map(one).collect::<Vec<_>>())
+        let all = rows.iter().map(|&(family, labels, value)| Sample::new(family, labels, value));
+        message(&all.collect::<Vec<_>>())
     }
 
     #[test]

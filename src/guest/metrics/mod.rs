@@ -25,7 +25,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use tokio::sync::Mutex;
 
 use crate::guest::Guest;
-use crate::metrics::{Family, Sample, check, table};
+use crate::metrics::{Family, Sample, table};
 use crate::sys::clock;
 use crate::sys::root::Root;
 
@@ -168,8 +168,7 @@ fn system_number(name: SysconfVar) -> Option<u64> {
 }
 
 fn put(samples: &mut Vec<Sample>, family: &'static Family, labels: &[&str], value: f64) {
-    let labels = labels.iter().map(|text| check::label(text)).collect();
-    samples.push(Sample { family, labels, value });
+    samples.push(Sample::new(family, labels, value));
 }
 
 /// A whole number as it is sent; from 2^53 on it is rounded.
@@ -188,6 +187,7 @@ use tests::told;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::check;
 
     /// What a file of this kind comes to, for tests of parsers.
     pub fn told(samples: &[Sample]) -> Vec<String> {
