@@ -95,6 +95,15 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// A process that ends with the test.
 pub struct Process(pub Child);
 
+impl Process {
+    /// Starts a server, whose words go to the log of the small machine.
+    pub fn server(command: &mut Command) -> Self {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open("/run/log").unwrap();
+        let command = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        Self(command.spawn().unwrap())
+    }
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.0.kill();

@@ -77,8 +77,7 @@ impl Server {
     }
 
     fn start(mut command: Command, directory: &'static str) -> Self {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open("/run/log").unwrap();
-        let child = command
+        command
             .args(["-D", "/data/pg", "-c", "listen_addresses=", "-c", "shared_buffers=4MB"])
             .args(["-c", &format!("unix_socket_directories={directory}"), "-c", "max_wal_size=16MB"])
             .args([
@@ -88,13 +87,8 @@ impl Server {
                 "dynamic_shared_memory_type=mmap",
                 "-c",
                 "max_connections=20",
-            ])
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let server = Self { process: Process(child), directory };
+            ]);
+        let server = Self { process: Process::server(&mut command), directory };
         until("the server answers", || server.try_ask("SELECT 1").is_some());
         server
     }

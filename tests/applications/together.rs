@@ -1,7 +1,6 @@
 //! A MariaDB and an etcd in freezes by the real agent.
 
 use std::path::Path;
-use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -44,8 +43,8 @@ fn mariadb() -> Process {
         )
         .unwrap();
     }
-    let log = std::fs::OpenOptions::new().create(true).append(true).open("/run/log").unwrap();
-    let child = as_user(USER, "/usr/sbin/mariadbd")
+    let mut command = as_user(USER, "/usr/sbin/mariadbd");
+    command
         .args([
             "--no-defaults",
             "--basedir=/usr",
@@ -55,13 +54,8 @@ fn mariadb() -> Process {
         ])
         .args(["--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M", "--innodb-use-native-aio=OFF"])
         .args(["--log-bin=/wal/log/log", "--skip-name-resolve", "--init-file=/etc/tables.sql"])
-        .args([&format!("--socket={SOCKET}"), "--pid-file=/run/mysqld/pid"])
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().unwrap())
-        .stderr(log)
-        .spawn()
-        .unwrap();
-    let process = Process(child);
+        .args([&format!("--socket={SOCKET}"), "--pid-file=/run/mysqld/pid"]);
+    let process = Process::server(&mut command);
     until("MariaDB answers", || {
         Sql::connect(Path::new(SOCKET), "load_")
             .is_ok_and(|mut sql| sql.run("SELECT 1 FROM load_.one").is_ok())
@@ -82,17 +76,12 @@ fn load() -> Load {
 
 fn etcd(port: u16) -> Process {
     let (clients, peers) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", port + 1));
-    let log = std::fs::OpenOptions::new().create(true).append(true).open("/run/log").unwrap();
-    let child = as_user(USER, "/usr/bin/etcd")
+    let mut command = as_user(USER, "/usr/bin/etcd");
+    command
         .args(["--data-dir", "/data/etcd", "--wal-dir", "/wal/etcd", "--listen-client-urls", &clients])
         .args(["--advertise-client-urls", &clients, "--listen-peer-urls", &peers])
-        .args(["--initial-advertise-peer-urls", &peers, "--initial-cluster", &format!("default={peers}")])
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().unwrap())
-        .stderr(log)
-        .spawn()
-        .unwrap();
-    let process = Process(child);
+        .args(["--initial-advertise-peer-urls", &peers, "--initial-cluster", &format!("default={peers}")]);
+    let process = Process::server(&mut command);
     until("etcd answers", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
     process
 }
