@@ -39,8 +39,9 @@ use crate::supervise::{Supervisor, termination};
 use crate::sys::root::Root;
 use crate::sys::ticker::Ticker;
 use crate::sys::{activation, descriptor, error_chain, memory, service};
+use crate::transport::http2::{self, Bounds};
 use crate::transport::listen::{Incoming, Listener};
-use crate::transport::{BoxStream, http2, unix};
+use crate::transport::{BoxStream, unix};
 use crate::trust::guest::{Greeted, Refused, greet};
 use crate::trust::keyring::Keyring;
 use crate::wire::proto::v1::WhoAmIResponse;
@@ -436,7 +437,7 @@ where
     S: http2::Service,
 {
     tracing::debug!("{peer}: connected");
-    match http2::serve(stream, service, shutdown).await {
+    match http2::serve_within(stream, service, shutdown, Bounds::WIDE).await {
         Ok(()) => tracing::debug!("{peer}: closed"),
         Err(error) => tracing::debug!("{peer}: {error}"),
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tonic::{Status, Streaming};
 
-use super::contact::{Proved, Reached, Speech};
+use super::contact::{Contact, Proved, Reached, Speech};
 use super::conversation::Loss;
 use super::fleet::Handle;
 use super::place::Told;
@@ -41,10 +41,19 @@ pub async fn dial(fleet: &Handle, name: &str) -> Result<Line, Status> {
     let contact = fleet.contact(name.to_owned()).await?;
     let contact =
         contact.ok_or_else(|| Status::failed_precondition("there is no session with this guest now"))?;
-    let (expected, known) = (contact.vm.ids.dmi.clone(), contact.topology.clone());
     let contact = contact.for_streams();
+    match reach(&contact, contact.speech).await {
+        // It may have been given keys since its session began.
+        Err(_) if contact.speech == Speech::Plain => reach(&contact, Speech::Secured).await,
+        line => line,
+    }
+}
+
+/// Dials the agent of a guest that is supposed to speak so.
+async fn reach(contact: &Contact, mut speech: Speech) -> Result<Line, Status> {
+    let (expected, known) = (contact.vm.ids.dmi.clone(), contact.topology.clone());
     let cut = |words: String| Status::unavailable(format!("the guest cannot be reached: {words}"));
-    let reached = contact.reach(&mut Speech::default()).await;
+    let reached = contact.reach(&mut speech).await;
     let Reached { stream, guest, .. } = reached.map_err(|end| cut(text::chain(&end)))?;
     if matches!(guest, Proved::First { .. }) {
         return Err(cut("its key is not known yet".to_owned()));

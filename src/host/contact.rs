@@ -45,6 +45,8 @@ pub struct Contact {
     pub trust: Option<Arc<Trust>>,
     /// Its connections are for what people have asked for, of whatever size.
     is_for_streams: bool,
+    /// What the guest speaks with its session, if it has one.
+    pub speech: Speech,
 }
 
 /// A connection with an agent.
@@ -104,13 +106,28 @@ impl Contact {
         topology: watch::Receiver<Told>,
         trust: Option<Arc<Trust>>,
     ) -> Self {
-        Self { vm, half, volumes, cloud: None, topology, trust, is_for_streams: false }
+        Self {
+            vm,
+            half,
+            volumes,
+            cloud: None,
+            topology,
+            trust,
+            is_for_streams: false,
+            speech: Speech::Secured,
+        }
     }
 
     /// The same, for connections beside the session, which are not cut because much comes on them.
     #[must_use]
     pub fn for_streams(self) -> Self {
         Self { is_for_streams: true, ..self }
+    }
+
+    /// The same, whose guest has a session in which it speaks so.
+    #[must_use]
+    pub fn speaking(self, speech: Speech) -> Self {
+        Self { speech, ..self }
     }
 
     /// The same, whose guest may ask about its cluster.

@@ -1,5 +1,6 @@
 //! Thousands of calls of one caller at once.
 
+use std::process::Command;
 use std::sync::Arc;
 
 use guestlet::transport::http2::{self, ORIGIN};
@@ -83,4 +84,24 @@ fn ten_thousand_calls_at_once_are_all_answered_and_keep_nobody_else_out() {
         "{done} of {CALLS} were done, the others refused; memory of agent and host half: {before:?}, {after:?}"
     );
     assert_eq!(text(&lab.exec(&[], &["echo", "again"])), "again\n");
+}
+
+/// Streams to guests that the host half has dialled.
+fn dials(lab: &Lab) -> u64 {
+    let socket = lab.host.path("run/metrics.sock");
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--unix-socket"]).arg(socket).arg("http://host/host/metrics");
+    let page = String::from_utf8(curl.output().unwrap().stdout).unwrap();
+    let count = page.lines().find_map(|line| line.strip_prefix("guestlet_host_dials_total "));
+    count.unwrap_or_else(|| panic!("{page}")).parse().unwrap()
+}
+
+#[test]
+fn a_program_in_a_guest_without_keys_costs_one_connection() {
+    let lab = Lab::new();
+    let before = dials(&lab);
+    for _ in 0..5 {
+        assert_eq!(text(&lab.exec(&[], &["echo", "here"])), "here\n");
+    }
+    assert_eq!(dials(&lab) - before, 5);
 }

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::super::backends::Vm;
 use super::super::calls::Agent;
+use super::super::contact::Speech;
 use super::super::conversation::Channel;
 use super::super::history::History;
 use super::super::lines::line;
@@ -179,6 +180,11 @@ impl Entry {
     /// There is a guest, good or bad, or the VM is another one: a reset from now on means something.
     pub fn alive(&mut self) {
         self.silent_since_reset = false;
+    }
+
+    /// What the guest speaks in its session.
+    pub fn speech(&self) -> Speech {
+        if self.channel.is_some() && self.view.guest_key.is_empty() { Speech::Plain } else { Speech::Secured }
     }
 
     pub fn opened(

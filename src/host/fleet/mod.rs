@@ -165,9 +165,10 @@ impl Fleet {
             }
             Request::Contact(name, reply) => {
                 let entry = self.vms.get(&name).filter(|entry| entry.channel.is_some());
-                let contact =
-                    entry.map(|entry| Box::new(self.contact(&entry.vm, entry.topology.subscribe())));
-                drop(reply.send(contact));
+                let contact = entry.map(|entry| {
+                    self.contact(&entry.vm, entry.topology.subscribe()).speaking(entry.speech())
+                });
+                drop(reply.send(contact.map(Box::new)));
             }
             Request::Tally(reply) => {
                 reply.send(self.tally()).ok();
