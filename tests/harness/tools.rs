@@ -82,7 +82,7 @@ pub fn package() -> anyhow::Result<PathBuf> {
     from_environment("GUESTLET_DEB")
 }
 
-/// The agent's package as it is released, which `GUESTLET_RELEASE_DEB` names: the other one has the tests' profile.
+/// The agent's package, optimized as it is released, which `GUESTLET_RELEASE_DEB` names: the other one has the tests' profile.
 pub fn released_package() -> anyhow::Result<PathBuf> {
     from_environment("GUESTLET_RELEASE_DEB")
 }
