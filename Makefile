@@ -33,7 +33,7 @@ export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 .PHONY: help setup setup-packages lint clippy lint-alone unit-test kubevirt-test release package release-package gate-package static rpm \
 	tarball image chart packages check-packages images restore-dependencies keep-dependencies vm-test vm-builds guest-tests \
 	cluster-guest-tests lone-guest-tests test-builds side-by-side beside-release beside-lint beside-guests \
-	beside-clusters test peers soak demo demo-kubernetes bench clean
+	beside-clusters test peers soak fuzz dist demo demo-kubernetes bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -126,6 +126,8 @@ packages: setup-packages package rpm tarball image ## build all packages, what t
 	cp $(DEB)/*_$(VERSION)-1_*.deb $(DIST)/
 	cd $(DIST) && sha256sum *.deb *.rpm *.tar.gz *.cdx.json > SHA256SUMS
 
+dist: packages ## the same as packages
+
 check-packages: packages ## check them: lintian, rpmlint, what rpm, dnf and cloud-init do (needs lintian, rpm, rpmlint, root, apt)
 	$(STEP) "packages are sound" packaging/check.sh $(DIST) $(STATIC)
 
@@ -205,6 +207,14 @@ soak: images ## the long churns
 	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come \
 		power_loss churn::whatever
 	$(STEP) "churn on Kubernetes" cargo test $(GATE) --quiet --test kubernetes churn
+
+FUZZ_SECONDS ?= 60
+FUZZ ?= $(basename $(notdir $(wildcard tests/fuzz/targets/*.rs)))
+fuzz: ## fuzz each target for FUZZ_SECONDS, or those that FUZZ names (needs a nightly toolchain and cargo-fuzz)
+	@cargo +nightly fuzz --version > /dev/null || { echo "make fuzz needs a nightly toolchain (rustup toolchain install nightly), a C++ \
+	compiler, and cargo-fuzz (cargo install cargo-fuzz)" >&2; exit 2; }
+	@for target in $(FUZZ); do tests/setup/step.sh "fuzz $$target" cargo +nightly fuzz run --fuzz-dir tests/fuzz $$target -- \
+		-max_total_time=$(FUZZ_SECONDS) || exit; done
 
 demo: restore-dependencies ## show it: a real guest, its agent and the host half (KEEP=1 leaves them up)
 	@echo "The first time this takes some 12 minutes on two processors; what it builds is kept in $(CACHE)."

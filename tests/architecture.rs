@@ -2,6 +2,8 @@
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
+mod dependencies;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
