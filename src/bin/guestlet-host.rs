@@ -149,6 +149,11 @@ fn main() -> ExitCode {
 mod man;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, missing_docs)]
+#[path = "../../tests/docs/blocks.rs"]
+mod pages;
+
+#[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
 
@@ -196,5 +201,16 @@ mod tests {
             sections,
         };
         page.check();
+    }
+
+    #[test]
+    fn commands_of_the_documentation_are_taken() {
+        pages::check_commands("guestlet-host", 1, |words| {
+            let words = ["guestlet-host"].into_iter().chain(words.iter().map(String::as_str));
+            Arguments::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+        });
+        let mut command = Arguments::command();
+        command.build();
+        pages::check_mentions("guestlet-host", 3, |words| pages::is_known(&command, words));
     }
 }

@@ -389,6 +389,10 @@ fn main() -> ExitCode {
 #[allow(clippy::unwrap_used, missing_docs)]
 #[path = "../../tests/man/mod.rs"]
 mod man;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, missing_docs)]
+#[path = "../../tests/docs/blocks.rs"]
+mod pages;
 
 #[cfg(test)]
 mod tests {
@@ -460,5 +464,29 @@ mod tests {
             ],
         };
         page.check();
+    }
+
+    fn is_taken(words: &[&str]) -> Result<(), String> {
+        let all: Vec<OsString> = words.iter().map(OsString::from).collect();
+        let rest = all.get(1..).unwrap_or_default();
+        match words.first().copied() {
+            Some("thaw") => {
+                thaw::parse(&mut lexopt::Parser::from_args(rest)).map(drop).map_err(|error| error.to_string())
+            }
+            Some("topology") => status::topology::parse(rest).map(drop).map_err(|error| error.to_string()),
+            Some("policy") => command::parse(rest).map(drop).map_err(|error| error.to_string()),
+            Some("trust") => keys::parse(rest).map(drop),
+            Some("receipts") => receipts::parse(rest).map(drop),
+            Some("unit-options" | "application") => Ok(()),
+            _ => options::parse(all, Program::Guestlet).map(drop).map_err(|error| error.to_string()),
+        }
+    }
+
+    #[test]
+    fn commands_of_the_documentation_are_taken() {
+        pages::check_commands("guestlet", 5, |words| {
+            is_taken(&words.iter().map(String::as_str).collect::<Vec<_>>())
+        });
+        pages::check_mentions("guestlet", 30, is_taken);
     }
 }

@@ -380,6 +380,11 @@ fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
 mod man;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, missing_docs)]
+#[path = "../../../tests/docs/blocks.rs"]
+mod pages;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::man::{Entry, Page, clap_sections};
@@ -416,5 +421,20 @@ mod tests {
             sections,
         };
         page.check();
+    }
+
+    #[test]
+    fn commands_of_the_documentation_are_taken() {
+        pages::check_commands("guestctl", 60, |words| {
+            let words = ["guestctl"].into_iter().chain(words.iter().map(String::as_str));
+            Arguments::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+        });
+    }
+
+    #[test]
+    fn commands_that_the_documentation_mentions_exist() {
+        let mut command = Arguments::command();
+        command.build();
+        pages::check_mentions("guestctl", 100, |words| pages::is_known(&command, words));
     }
 }

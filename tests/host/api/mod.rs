@@ -4,6 +4,7 @@
 //! `UPDATE_DOCS=1 cargo test --test host api::` writes the second part anew.
 
 mod comments;
+mod events;
 mod page;
 
 use std::collections::BTreeSet;
