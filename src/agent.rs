@@ -219,7 +219,8 @@ fn serve_cloud(socket: Option<PathBuf>, holder: Holder, supervisor: &mut Supervi
 /// Where people in the guest connect, in the runtime folder, which remembers that the agent has run. That is an event,
 /// the first one.
 fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot use the folder {}", folder.display()))?;
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("cannot use the directory {}", folder.display()))?;
     let people = Listener::Unix(unix::Listener::bind(&folder.join(LOCAL_SOCKET))?);
     let first_since_boot = identity::first_run(&guest.root, folder)
         .with_context(|| format!("cannot write to {}", folder.display()))?;

@@ -60,7 +60,7 @@ const STATUS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often it is said which audit records were left out or lost.
 const AUDIT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long systemd waits for a start with mended settings.
+/// How long systemd waits for a start with corrected settings.
 const WRONG_SETTINGS_PAUSE: Duration = Duration::from_secs(10);
 
 /// Whose VMs are served.
@@ -445,7 +445,7 @@ fn trust(settings: &TrustSettings) -> anyhow::Result<Trust> {
 fn listen(path: &Path) -> anyhow::Result<Listener> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+            .with_context(|| format!("cannot create the directory {}", folder.display()))?;
     }
     Listener::bind(path).map_err(|error| match error {
         unix::Error::InUse(path) => anyhow::anyhow!(

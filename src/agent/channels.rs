@@ -246,7 +246,7 @@ async fn listen_later(channel: QgaChannel, guard: Guard) -> Listener {
         let channel = channel.clone();
         // Where others look at the same path it has to be waited for them.
         if let Ok(Ok(listener)) = tokio::task::spawn_blocking(move || listen(&channel, guard)).await {
-            tracing::info!("QGA clients are listened for now");
+            tracing::info!("listening for QGA clients now");
             return listener;
         }
     }

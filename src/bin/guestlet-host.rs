@@ -16,7 +16,7 @@ const WRONG_SETTINGS: u8 = 78;
 #[derive(Debug, Parser)]
 #[command(name = "guestlet-host", version = guestlet::VERSION)]
 struct Arguments {
-    /// Settings; the *.toml files in the folder of the same name with .d for .toml are added
+    /// Settings; the *.toml files in the directory of the same name with .d for .toml are added
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// Check the settings and exit

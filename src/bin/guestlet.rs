@@ -71,13 +71,13 @@ const OPTIONS: &str =
   -F[FILE], --fsfreeze-hook[=FILE]
                            run this before a freeze and after a thaw (off unless given; default:
                            /etc/qemu/fsfreeze-hook)
-  -t, --statedir FOLDER    where state is kept (default: /var/run)
+  -t, --statedir DIR       where state is kept (default: /var/run)
   -v, --verbose            log each call
   -d, --daemonize          become a daemon
   -b, --block-rpcs LIST    QGA commands that may not be called, separated by commas; \"help\" lists all
   -a, --allow-rpcs LIST    the only QGA commands that may be called
   -D, --dump-conf          show the settings in the format of qemu-ga.conf and exit
-  -r, --retry-path         try again where a socket cannot be listened on; devices are always waited for
+  -r, --retry-path         retry where listening on a socket fails; devices are always waited for
 ";
 const OWN_OPTIONS: &str = "      --settings FILE      settings file (default: /etc/guestlet/agent.toml), its drop-ins beside it in agent.d
 ";

@@ -410,7 +410,7 @@ mod tests {
             (
                 "/etc/qemu/qemu-ga.conf",
                 "[general]\nverbose=yes\n",
-                "qemu-ga.conf:2: verbose: \"yes\" is none of",
+                "qemu-ga.conf:2: verbose: \"yes\" is not one of",
             ),
             ("/etc/qemu/qemu-ga.conf", "verbose=1\n", "qemu-ga.conf:1: \"verbose=1\" stands before"),
             (

@@ -312,7 +312,7 @@ impl Checker<'_> {
         match u32::from_str_radix(text, 8) {
             Ok(mode) if digits && mode <= 0o7777 => Ok(Some(mode)),
             _ => {
-                let problem = format!("mode = {text:?} is none; write octal digits, such as \"0750\"");
+                let problem = format!("mode = {text:?} is not a mode; write octal digits, such as \"0750\"");
                 Err(self.wrong("mode", problem))
             }
         }
@@ -390,9 +390,9 @@ mod tests {
             (at("/"), "0.toml:3: mount-point = \"/\" is the root file system's"),
             (at("/sys/x"), "0.toml:3: mount-point = \"/sys/x\" is in /sys"),
             (at(&through), "0.toml:3: mount-point = "),
-            (with("mode = '0999'"), "0.toml:4: mode = \"0999\" is none"),
-            (with("mode = '+7'"), "0.toml:4: mode = \"+7\" is none"),
-            (with("mode = '17777'"), "0.toml:4: mode = \"17777\" is none"),
+            (with("mode = '0999'"), "0.toml:4: mode = \"0999\" is not a mode"),
+            (with("mode = '+7'"), "0.toml:4: mode = \"+7\" is not a mode"),
+            (with("mode = '17777'"), "0.toml:4: mode = \"17777\" is not a mode"),
             (with("mode = 750"), "0.toml:4: invalid type: integer `750`, expected a string"),
             (with("format-if-blank = true"), "0.toml:4: format-if-blank needs to know the file-system"),
             (

@@ -52,7 +52,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Entry<'_>>, Problem> {
             continue;
         }
         let Some((key, value)) = text.split_once('=').filter(|(key, _)| !key.is_empty()) else {
-            return Err(wrong(format!("{text:?} is none of key=value, [group] and # comment")));
+            return Err(wrong(format!("{text:?} is not one of key=value, [group] and # comment")));
         };
         let Some(group) = group else {
             return Err(wrong(format!("{text:?} stands before the first group; write [general] above it")));
@@ -98,7 +98,7 @@ pub fn boolean(value: &str) -> Result<bool, String> {
     match value {
         "true" | "1" => Ok(true),
         "false" | "0" => Ok(false),
-        other => Err(format!("{other:?} is none of true, false, 1, 0")),
+        other => Err(format!("{other:?} is not one of true, false, 1, 0")),
     }
 }
 

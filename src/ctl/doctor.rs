@@ -110,7 +110,7 @@ fn settings(status: &HostStatus) -> Finding {
         return Finding::wrong(
             "settings",
             status.settings_problem.clone(),
-            "mend that; those before stay in force meanwhile",
+            "correct them; the settings before stay in force until then",
         );
     }
     if status.virtual_machines == 0 && status.node.is_empty() {
@@ -189,7 +189,7 @@ fn vm(vm: &VirtualMachine) -> Finding {
         state => Finding::wrong(
             subject,
             format!("{} at {}{reason}", words::session(state), vm.dial),
-            "does the VM run, has it that vsock address, and guestlet in it? In the guest: guestlet doctor",
+            "check that the VM runs, has this vsock address, and has guestlet installed; in the guest: guestlet doctor",
         ),
     }
 }

@@ -60,7 +60,7 @@ pub enum Verb {
     },
     /// Show where the VMs run, and whether their guests know.
     Topology,
-    /// Show the nodes that the guests are in their clusters.
+    /// Show the Kubernetes Nodes of the guests.
     Nodes,
     /// Show one VM.
     Info {

@@ -1,4 +1,4 @@
-//! `guestctl nodes`: the Nodes that the guests are in their clusters, as their agents told last.
+//! `guestctl nodes`: the Kubernetes Nodes of the guests, as their agents told last.
 
 use serde::Serialize;
 

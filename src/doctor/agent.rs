@@ -58,7 +58,7 @@ pub fn settings(patient: &Patient<'_>) -> Finding {
         Err(error) => Finding::wrong(
             "settings",
             error.to_string(),
-            "mend that line; until then the agent does not start",
+            "correct that line; until then the agent does not start",
         ),
     }
 }

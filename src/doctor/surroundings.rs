@@ -20,7 +20,7 @@ pub fn freeze(patient: &Patient<'_>) -> Option<Finding> {
     } else if freeze.spoiled.is_empty() {
         return None;
     } else {
-        format!("the last freeze was none in the end: {}", freeze.spoiled)
+        format!("a snapshot of the last freeze is not consistent: {}", freeze.spoiled)
     };
     Some(Finding::note("freeze", says, "guestlet status tells more; guestlet thaw ends a freeze"))
 }
@@ -34,7 +34,7 @@ pub fn disk_rules(patient: &Patient<'_>) -> Vec<Finding> {
         findings.push(Finding::wrong(
             "disk rules",
             disks.rules_problem.clone(),
-            "mend them; those before are in force",
+            "correct them; the rules before stay in force",
         ));
     }
     for rule in &disks.rules {

@@ -121,9 +121,9 @@ pub enum Event {
         /// Why, in words.
         problem: String,
     },
-    /// The Node that this guest is is another than before, or there is none any more.
+    /// The Node of this guest has changed, or has been deleted.
     NodeChanged(Option<Arc<Node>>),
-    /// How the start went, or services are, is another than before.
+    /// The result of the boot or the state of services has changed.
     HealthChanged(Arc<Health>),
 }
 

@@ -25,7 +25,7 @@ pub enum Error {
     #[error(transparent)]
     Account(#[from] accounts::Error),
     /// What was given is more than one line, or a comment.
-    #[error("key {0} is none: a key is one line, and no comment")]
+    #[error("key {0} is not a key: a key is one line, and not a comment")]
     NoKey(usize),
     /// The home, or something in it.
     #[error("cannot read or write the authorized keys of {user}")]

@@ -43,7 +43,7 @@ pub fn parse(words: &[OsString]) -> Result<Command, lexopt::Error> {
                 match parser.value()?.string()?.as_str() {
                     "json" => json = true,
                     "table" => json = false,
-                    other => return Err(format!("the output {other:?} is none of table, json").into()),
+                    other => return Err(format!("the output {other:?} is not one of table, json").into()),
                 }
             }
             Long("file") if verb == Some(Verb::Suggest) => file = Some(parser.value()?.into()),

@@ -51,7 +51,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked, lexopt::Error> {
                 asked.json = match parser.value()?.string()?.as_str() {
                     "json" => true,
                     "table" => false,
-                    other => return Err(format!("the output {other:?} is none of table, json").into()),
+                    other => return Err(format!("the output {other:?} is not one of table, json").into()),
                 }
             }
             other => return Err(other.unexpected()),

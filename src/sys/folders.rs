@@ -22,10 +22,10 @@ pub enum Error {
     #[error("{} is a symbolic link", .0.display())]
     Link(PathBuf),
     /// Something else is there.
-    #[error("{} is no folder", .0.display())]
+    #[error("{} is not a directory", .0.display())]
     NoFolder(PathBuf),
     /// It cannot be opened or made.
-    #[error("cannot make the folder {}", .0.display())]
+    #[error("cannot create the directory {}", .0.display())]
     Unmade(PathBuf, #[source] io::Error),
 }
 

@@ -65,7 +65,7 @@ impl Netlink {
 
     /// Takes one datagram; true once it was the last one.
     fn receive(&mut self, all: &mut Vec<Message>) -> io::Result<bool> {
-        let malformed = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is none");
+        let malformed = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is malformed");
         // The kernel has written the next datagram before the call that takes one, or sends, returns.
         let length = match recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
             Err(Errno::EINTR) => return Ok(false),

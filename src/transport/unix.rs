@@ -37,7 +37,7 @@ pub enum Error {
     #[error("{0} exists and is no socket")]
     NoSocket(PathBuf),
     /// Another process has the folder locked, and does not let it go.
-    #[error("the folder of {0} is locked by another process")]
+    #[error("the directory of {0} is locked by another process")]
     Locked(PathBuf),
     /// The system's refusal.
     #[error("cannot listen on {path}")]

@@ -97,7 +97,7 @@ pub enum Refused {
     #[error("it speaks TLS, and this guest was given no key of a host half yet")]
     NoKeys,
     /// Its key is none of those that were given.
-    #[error("its key {0} is none that this guest was given (guestlet trust ls)")]
+    #[error("its key {0} is not among those that this guest was given (guestlet trust ls)")]
     Unknown(Fingerprint),
     /// Its certificate is not what it has to be.
     #[error("its certificate is refused: {0}")]
@@ -199,7 +199,7 @@ async fn shake(stream: BoxStream, keys: Keys) -> Result<Greeted, Refused> {
         None => match accepted {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(Refused::Gone),
             Err(error) => return Err(Refused::Handshake(error)),
-            Ok(_) => return Err(Refused::Certificate("there is none".to_owned())),
+            Ok(_) => return Err(Refused::Certificate("there is no certificate".to_owned())),
         },
     };
     let stream = accepted.map_err(Refused::Handshake)?;

@@ -73,7 +73,7 @@ pub enum NotAPublicKey {
     )]
     Bare,
     /// A point that verifies signatures which nobody made, such as a placeholder of zeros.
-    #[error("this is no real key: anybody can sign for it")]
+    #[error("this key is not safe: anybody can sign for it")]
     Weak,
     /// Anything else.
     #[error("this is not an Ed25519 public key (the DER SubjectPublicKeyInfo of RFC 8410, 44 bytes)")]

@@ -120,7 +120,7 @@ fn a_host_half_whose_key_the_guest_was_not_given_is_refused_on_both_sides_with_w
     let reason = until_refused(&lab, "web");
     let own = keys(&lab)["host_key"].as_str().unwrap().to_owned();
     assert!(reason.contains(&own) && reason.contains("guestctl trust bootstrap web"), "{reason}");
-    agent.until_it_says(&format!("its key {own} is none that this guest was given"));
+    agent.until_it_says(&format!("its key {own} is not among those that this guest was given"));
     // Given its key, it is let in at its next try.
     agent.know(&lab);
     assert!(lab.words(&["trust", "forget", "web"]).contains("nothing was known"));

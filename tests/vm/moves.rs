@@ -85,7 +85,9 @@ fn a_guest_that_moves_is_served_by_the_hosts_of_its_ca_and_by_no_other() {
         reason.contains(&format!("the guest does not know this host half's key {of_foreign};")),
         "{reason}"
     );
-    guest.until_logs(&format!("its key {of_foreign} is none that this guest was given (guestlet trust ls)"));
+    guest.until_logs(&format!(
+        "its key {of_foreign} is not among those that this guest was given (guestlet trust ls)"
+    ));
     let bare = HostHalf::start(&[Listed::at(WEB, one.uuid(WEB), guest.vm.vsock_socket())]).unwrap();
     let reason = until_refused(&bare, WEB);
     let of_bare = own_key(&bare);

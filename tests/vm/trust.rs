@@ -266,7 +266,7 @@ fn once_keyed_a_vm_speaks_no_plain_until_root_in_it_resets_its_keys() {
     let stranger = HostHalf::start(&[Listed::at("web", lab.uuid("web"), guest.vm.vsock_socket())]).unwrap();
     let reason = until_refused(&stranger, "web");
     assert!(reason.contains("does not know this host half's key SHA256:"), "{reason}");
-    guest.until_logs("is none that this guest was given");
+    guest.until_logs("is not among those that this guest was given");
     drop(stranger);
     assert!(lab.host.ctl(&["ping", "web", "-c", "3"]).unwrap().contains("3 pings"));
     assert_eq!(lab.host.info("web").unwrap()["sessions"], 1, "the session went on");

@@ -77,7 +77,7 @@ enum Command {
     Ls,
     /// Show where the VMs run, as their guests are told, and whether they know
     Topology,
-    /// Show the Nodes that the guests are in their clusters, as their agents see them
+    /// Show the Kubernetes Nodes of the guests, as their agents see them
     Nodes,
     /// Show everything known of one VM
     Info {

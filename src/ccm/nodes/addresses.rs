@@ -106,7 +106,7 @@ fn provided_by_kubelet(provided: &str, instance: &Instance) -> Result<Vec<IpAddr
         let mut reported = instance.interfaces.iter().flat_map(|one| &one.addresses);
         if !reported.any(|net| net.address == address) {
             return Err(format!(
-                "kubelet's --node-ip says {address}, which is none of the addresses that the VM's agent reports"
+                "kubelet's --node-ip says {address}, which is not an address that the VM's agent reports"
             ));
         }
         if !all.contains(&address) {

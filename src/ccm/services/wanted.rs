@@ -237,7 +237,7 @@ fn health_check(service: &Service) -> Result<Option<HealthCheck>, Problem> {
     }
     let found = service.spec.ports.iter().find(|one| number(one.port) == check.port && is_tcp(one));
     match found {
-        None => Err(invalid(HEALTH_PORT, &port, "it is none of the TCP ports of the Service")),
+        None => Err(invalid(HEALTH_PORT, &port, "it is not a TCP port of the Service")),
         Some(found) if found.node_port <= 0 => {
             Err(invalid(HEALTH_PORT, &port, "the port has no node port, so nothing can be tried on Nodes"))
         }

@@ -110,7 +110,7 @@ fn application(found: ApplicationFragment) -> Result<ApplicationSetting, Problem
             let known = || KINDS.iter().map(|(name, _)| *name);
             if !known().any(|name| name == kind) {
                 let known = known().collect::<Vec<_>>().join(", ");
-                return problem(KEY, format!("{KEY}: the kind {kind:?} is none of {known}"));
+                return problem(KEY, format!("{KEY}: the kind {kind:?} is not one of {known}"));
             }
             let target = word("target", Some(target))?;
             let user = user.map(|user| word("user", Some(user))).transpose()?;

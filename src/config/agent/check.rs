@@ -205,7 +205,7 @@ fn topology(found: TopologyFragment) -> Result<TopologySettings, Problem> {
     let mut drop_ins = Vec::new();
     for name in found.drop_ins.unwrap_or_default() {
         if !DROP_INS.contains(&name.as_str()) {
-            let text = format!("topology.drop-ins: {name:?} is none of {}", DROP_INS.join(", "));
+            let text = format!("topology.drop-ins: {name:?} is not one of {}", DROP_INS.join(", "));
             return problem("topology.drop-ins", text);
         }
         if !drop_ins.contains(&name) {
@@ -213,7 +213,7 @@ fn topology(found: TopologyFragment) -> Result<TopologySettings, Problem> {
         }
     }
     if let Some(change) = found.zone_change.as_deref().filter(|change| !ZONE_CHANGES.contains(change)) {
-        let text = format!("topology.zone-change: {change:?} is none of {}", ZONE_CHANGES.join(", "));
+        let text = format!("topology.zone-change: {change:?} is not one of {}", ZONE_CHANGES.join(", "));
         return problem("topology.zone-change", text);
     }
     Ok(TopologySettings {

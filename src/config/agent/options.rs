@@ -177,7 +177,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>, program: Program) -> Res
                 json = match parser.value()?.string()?.as_str() {
                     "json" => true,
                     "table" => false,
-                    other => return Err(format!("the output {other:?} is none of table, json").into()),
+                    other => return Err(format!("the output {other:?} is not one of table, json").into()),
                 }
             }
             "version" => return Ok(Request::Version),

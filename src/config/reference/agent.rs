@@ -13,11 +13,7 @@ pub(super) const AGENT: &[Row] = &[
         "by the method",
         "its device or socket, or `CID:PORT`: `/dev/virtio-ports/org.qemu.guest_agent.0` for `virtio-serial`, `/dev/ttyS0` for `isa-serial`",
     ),
-    (
-        "qga.retry-path",
-        "`false`",
-        "try again where a socket cannot be listened on; devices are always waited for",
-    ),
+    ("qga.retry-path", "`false`", "retry where listening on a socket fails; devices are always waited for"),
     ("qga.statedir", "`/var/run`", "where the marker of a freeze is kept"),
     ("qga.block-rpcs", "none", "commands that may not be called; lists of all places add up"),
     ("qga.allow-rpcs", "all", "the only commands that may be called; what is blocked stays blocked"),
@@ -34,7 +30,7 @@ pub(super) const AGENT: &[Row] = &[
     (
         "qga.exec.paths",
         "all",
-        "the only programs that guest-exec may run: files, or folders with all that is below them. They get the agent's environment: `env` is refused, because by variables such as `LD_PRELOAD` or `BASH_ENV` other programs can be run",
+        "the only programs that guest-exec may run: files, or directories with all that is below them. They get the agent's environment: `env` is refused, because by variables such as `LD_PRELOAD` or `BASH_ENV` other programs can be run",
     ),
     (
         "qga.exec.output-deadline",
@@ -44,7 +40,7 @@ pub(super) const AGENT: &[Row] = &[
     (
         "qga.files.paths",
         "all",
-        "the only files that guest-file-open may open: files, or folders with all that is below them",
+        "the only files that guest-file-open may open: files, or directories with all that is below them",
     ),
     ("qga.files.read-only", "`false`", "guest-file-open opens for reading only"),
     ("qga.passwords.allow", "`true`", "whether guest-set-user-password may be called"),
@@ -127,18 +123,18 @@ pub(super) const AGENT: &[Row] = &[
     (
         "csi.enabled",
         "`\"auto\"`",
-        "whether kubelet is served volumes: `true`, `false`, or `\"auto\"`: as soon as and as long as its folder is there. See [csi.md](csi.md)",
+        "whether kubelet is served volumes: `true`, `false`, or `\"auto\"`: as soon as and as long as its directory exists. See [csi.md](csi.md)",
     ),
     ("csi.driver", "`\"driver.harvesterhci.io\"`", "the driver's name"),
-    ("csi.kubelet-root", "`/var/lib/kubelet`", "kubelet's folder"),
+    ("csi.kubelet-root", "`/var/lib/kubelet`", "kubelet's directory"),
     (
         "csi.node-socket",
-        "`plugins/<driver>/csi.sock` in kubelet's folder",
+        "`plugins/<driver>/csi.sock` in kubelet's directory",
         "where kubelet finds the Identity and Node services",
     ),
     (
         "csi.controller-socket",
-        "`plugins/<driver>/controller/csi.sock` in kubelet's folder",
+        "`plugins/<driver>/controller/csi.sock` in kubelet's directory",
         "where the sidecars find the Identity and Controller services; `\"\"` for nowhere",
     ),
     (

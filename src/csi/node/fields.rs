@@ -85,7 +85,7 @@ pub fn share_usage(capability: Option<VolumeCapability>) -> Result<share::Usage,
     let access = capability.access_type.ok_or_else(|| missing("volume_capability.access_type"))?;
     let mode = Mode::try_from(mode.mode).unwrap_or(Mode::Unknown);
     if mode == Mode::Unknown {
-        return Err(wrong("volume_capability.access_mode is none that is known"));
+        return Err(wrong("volume_capability.access_mode is not known"));
     }
     // Its kind is the server's affair, and so is whose its files are.
     let AccessType::Mount(mount) = access else {
@@ -115,7 +115,7 @@ pub fn usage(capability: Option<VolumeCapability>) -> Result<Usage, Status> {
     let several = matches!(mode, Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter);
     let access = match access {
         _ if mode == Mode::Unknown => {
-            return Err(wrong("volume_capability.access_mode is none that is known"));
+            return Err(wrong("volume_capability.access_mode is not known"));
         }
         AccessType::Block(_) => Access::Block,
         AccessType::Mount(_) if several => {

@@ -54,9 +54,9 @@ pub async fn run(door: &Door, printer: &mut Printer, name: String, forward: Forw
     if forward.stdio {
         return match forward.specs.as_slice() {
             [spec] if !spec.says_where => stdio::run(door, &name, spec.target.clone()).await,
-            _ => {
-                Err(Error::Program("with --stdio there is one target, and nothing is listened at".to_owned()))
-            }
+            _ => Err(Error::Program(
+                "with --stdio there is one target, and no address to listen on".to_owned(),
+            )),
         };
     }
     let kinds = [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()];

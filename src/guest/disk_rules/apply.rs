@@ -185,7 +185,7 @@ async fn swaps(guest: &Guest) -> Result<Vec<String>, Error> {
 
 async fn note(memory: &Arc<Memory>, change: impl FnOnce(&mut Kept) + Send + 'static) -> Result<(), Error> {
     let memory = Arc::clone(memory);
-    look("the runtime folder", move || memory.change(change)).await?.map_err(Error::Note)
+    look("the runtime directory", move || memory.change(change)).await?.map_err(Error::Note)
 }
 
 /// Has what `rule` wants mounted from `device`.

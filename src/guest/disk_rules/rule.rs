@@ -109,10 +109,10 @@ pub fn check(rule: &Rule) -> Result<(), Problem> {
         lookup::usable(&selector).map_err(|why| ("match", format!("{selector} {why}")))?;
     }
     if let Some(bus) = matcher.bus.as_deref().filter(|bus| !BUSES.contains(bus)) {
-        return Err(("match", format!("the bus {bus:?} is none of {}", BUSES.join(", "))));
+        return Err(("match", format!("the bus {bus:?} is not one of {}", BUSES.join(", "))));
     }
     if matcher.label.as_ref().is_some_and(String::is_empty) {
-        return Err(("match", "an empty label is none".to_owned()));
+        return Err(("match", "a label must not be empty".to_owned()));
     }
     if matcher.partition == Some(0) {
         return Err(("match", "partitions are numbered from 1".to_owned()));
@@ -132,7 +132,7 @@ pub fn check(rule: &Rule) -> Result<(), Problem> {
         };
     }
     if let Some(kind) = kind.filter(|kind| !FILE_SYSTEMS.contains(kind)) {
-        return Err(("file-system", format!("{kind:?} is none of {}, {SWAP}", FILE_SYSTEMS.join(", "))));
+        return Err(("file-system", format!("{kind:?} is not one of {}, {SWAP}", FILE_SYSTEMS.join(", "))));
     }
     if let Some(kind) = kind.filter(|kind| how.format && Kind::named(kind).is_none()) {
         return Err(("file-system", format!("{kind} is not made any more; use ext4")));
@@ -173,7 +173,7 @@ mod tests {
             (
                 matching(Matcher { bus: text("pci"), ..Matcher::default() }),
                 "match",
-                "\"pci\" is none of ide,",
+                "\"pci\" is not one of ide,",
             ),
             (matching(Matcher { label: text(""), ..Matcher::default() }), "match", "empty label"),
             (matching(Matcher { partition: Some(0), ..Matcher::default() }), "match", "from 1"),
@@ -183,7 +183,11 @@ mod tests {
                 "swap space has no grow",
             ),
             (doing(How { kind: text("swap"), mode: Some(0), ..How::default() }), "mode", "has no mode"),
-            (doing(How { kind: text("ntfs"), ..How::default() }), "file-system", "\"ntfs\" is none of btrfs"),
+            (
+                doing(How { kind: text("ntfs"), ..How::default() }),
+                "file-system",
+                "\"ntfs\" is not one of btrfs",
+            ),
             (doing(How { kind: text("ext3"), format: true, ..How::default() }), "file-system", "use ext4"),
             (doing(How { options: vec!["bind".into()], ..How::default() }), "options", "\"bind\""),
             (doing(How { owner: text("a:b"), ..How::default() }), "owner", "no name"),

@@ -144,7 +144,7 @@ pub fn usable(selector: &Selector) -> Result<(), &'static str> {
     }
     // What disks say that were not given one.
     if !matches!(selector, Selector::Name(_)) && text.bytes().all(|byte| byte == b'0') {
-        return Err("is all zeros, which many disks say that have none");
+        return Err("is all zeros, as disks without a serial number report it");
     }
     Ok(())
 }
@@ -250,7 +250,7 @@ mod tests {
             ("DATA-1", "no disk has the serial number \"DATA-1\""),
             (&LONG[..19], "no disk has the serial number \"pvc-11111111-2222-3\""),
             (" ", "the serial number \" \" is empty"),
-            ("0000", "the serial number \"0000\" is all zeros, which many disks say that have none"),
+            ("0000", "the serial number \"0000\" is all zeros, as disks without a serial number report it"),
             ("a\nb", "the serial number \"a\\nb\" has a control character in it"),
         ] {
             assert_eq!(found(&disks, &serial(wanted)), name, "{wanted:?}");

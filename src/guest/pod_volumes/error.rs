@@ -42,7 +42,7 @@ pub enum Error {
         problem: &'static str,
     },
     /// What a path is in is not there.
-    #[error("the folder of {} is not there", .0.display())]
+    #[error("the directory of {} does not exist", .0.display())]
     NoFolder(PathBuf),
     /// Nothing that a disk could be known by.
     #[error("{0}")]

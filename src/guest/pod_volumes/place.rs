@@ -47,7 +47,7 @@ fn lexical(path: &str) -> Result<PathBuf, Error> {
 /// there.
 ///
 /// # Errors
-/// If the path is not below kubelet's folder.
+/// If the path is not below kubelet's directory.
 pub async fn resolve(guest: &Guest, path: &str) -> Result<Option<PathBuf>, Error> {
     let wanted = lexical(path)?;
     let root = guest.pod_volumes.root()?.to_owned();
@@ -57,7 +57,7 @@ pub async fn resolve(guest: &Guest, path: &str) -> Result<Option<PathBuf>, Error
     match found {
         Ok(Found::Inside(place)) => Ok(Some(place)),
         Ok(Found::Missing) => Ok(None),
-        Ok(Found::Outside) => Err(wrong("is not below kubelet's folder")),
+        Ok(Found::Outside) => Err(wrong("is not below kubelet's directory")),
         Ok(Found::Link) => Err(wrong("is a symbolic link")),
         Err(error) => Err(Error::system("look for", wanted)(error)),
     }

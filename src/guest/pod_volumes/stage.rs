@@ -211,7 +211,7 @@ async fn stage_device(guest: &Guest, wanted: &Stage, place: &Path, held: &Held) 
     let folder = place.to_owned();
     let made =
         look(place, move || place::ignore_existing(std::fs::DirBuilder::new().mode(0o750).create(folder)));
-    made.await?.map_err(Error::system("make the folder", place))?;
+    made.await?.map_err(Error::system("create the directory", place))?;
     Ok(bind(guest, Source::File(held), &target, wanted.read_only, &[]).await?)
 }
 

@@ -131,7 +131,7 @@ pub struct Record {
 pub enum Error {
     /// A file is damaged.
     #[error(
-        "what is remembered of this guest's key cannot be used: {0}; mend or remove the file (guestctl trust forget)"
+        "what is remembered of this guest's key cannot be used: {0}; repair or remove the file (guestctl trust forget)"
     )]
     Unreadable(String),
     /// The key is pinned for another VM.

@@ -36,7 +36,7 @@ pub const COMMANDS: &[Command] = &[
         audited: true,
         summary: "Runs a program, looked for in the agent's PATH if its path has no `/`. The log names the program, \
                   not its arguments.",
-        differences: "An entry of env without `=` is an error. The program gets `/` as its folder, a process group \
+        differences: "An entry of env without `=` is an error. The program gets `/` as its working directory, a process group \
                       of its own, the umask 022 and no variable that the service manager has for the agent alone. \
                       Where the settings limit programs, env is refused: by it others can be run. At most 256 programs run at the same time.",
         run: Run::Later(exec),
@@ -47,7 +47,7 @@ pub const COMMANDS: &[Command] = &[
         role: Some(Role::Exec),
         arguments: "pid",
         returns: "exited, exitcode?, signal?, out-data?, err-data?, out-truncated?, err-truncated?",
-        summary: "How a program of guest-exec does. One that has ended is told once, and then forgotten.",
+        summary: "Returns whether a program of guest-exec has ended, how, and its output. A program that has ended is reported once, and then forgotten.",
         differences: "As with qemu-ga the end is told when the outputs are closed, too, which a process that the \
                       program has started may hold open; but at the latest 10 s after it \
                       (`qga.exec.output-deadline`), where qemu-ga waits for ever. What comes later is dropped. 16 MiB \

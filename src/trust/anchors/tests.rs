@@ -71,7 +71,7 @@ fn a_mistake_is_told_with_its_line_and_what_to_do() {
         ),
         ("a duplicate", format!("{KEY}\n# again\n{KEY} ca"), "j/Y is already in line 1"),
         ("a long line", format!("{KEY} # {}", "x".repeat(MAX_LINE)), ":1: the line has more than 4096 bytes"),
-        ("zeros", format!("ed25519:MCowBQYDK2VwAyEA{}=", "A".repeat(43)), ":1: this is no real key"),
+        ("zeros", format!("ed25519:MCowBQYDK2VwAyEA{}=", "A".repeat(43)), ":1: this key is not safe"),
     ] {
         let said = refused(&text);
         assert!(said.starts_with("hosts.d/a.pub:") && said.contains(expected), "{name}: {said}");

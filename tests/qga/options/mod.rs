@@ -132,7 +132,7 @@ fn what_qemu_ga_refuses_in_its_file_is_refused_with_file_and_line() {
         (b"verbose=true\n", "conf:1: "),
         (b"[general\n", "conf:1: "),
         (b"[general]\nverbose\n", "conf:2: "),
-        (b"[general]\n\nverbose=yes\n", "conf:3: verbose: \"yes\" is none of true, false, 1, 0"),
+        (b"[general]\n\nverbose=yes\n", "conf:3: verbose: \"yes\" is not one of true, false, 1, 0"),
         (b"[general]\npath=a\\qb\n", "conf:2: path: "),
         (b"[general]\npath=\xff\n", "conf:2: "),
         (b"[general]\nmethod=unix-listen\n", "conf:2: the method unix-listen needs the path"),

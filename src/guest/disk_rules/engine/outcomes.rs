@@ -55,8 +55,11 @@ impl Engine {
                 let failed = outcome.as_ref().err().map(|error| error_chain::words(error));
                 let heard = answer.send(outcome).is_ok();
                 match failed {
-                    None if heard => tracing::info!("{} is let go of", disk.name),
-                    None => tracing::warn!("{} is kept: who wanted it to go is gone", disk.name),
+                    None if heard => tracing::info!("{} is released", disk.name),
+                    None => tracing::warn!(
+                        "{} is kept: whoever asked for its release has disconnected",
+                        disk.name
+                    ),
                     Some(ref why) => tracing::warn!("{} is kept: {why}", disk.name),
                 }
                 self.tried.retain(|_, tried| tried.device.disk.generation != disk.generation);

@@ -143,7 +143,7 @@ pub async fn stage(guest: &Guest, share: &Share, staging: &str, usage: &Usage) -
 async fn make_folder(place: &Path) -> Result<(), Error> {
     let folder = place.to_owned();
     let make = move || place::ignore_existing(std::fs::DirBuilder::new().mode(0o750).create(folder));
-    look(place, make).await?.map_err(Error::system("make the folder", place))
+    look(place, make).await?.map_err(Error::system("create the directory", place))
 }
 
 /// Shows a share that is staged to a pod, unless it is.

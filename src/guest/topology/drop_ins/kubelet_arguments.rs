@@ -93,7 +93,7 @@ fn with(value: &str, ours: &str) -> Result<String, String> {
         if let Some(rest) = value.strip_prefix(quote) {
             let Some(inside) = rest.strip_suffix(quote) else {
                 return Err(
-                    "KUBELET_EXTRA_ARGS ends without its quotation mark; mend it, so that it can be added to"
+                    "KUBELET_EXTRA_ARGS ends without its closing quotation mark; correct it, so that options can be added"
                         .to_owned(),
                 );
             };

@@ -90,7 +90,7 @@ impl Volume {
         let folder = self.root.join(&self.vm);
         for folder in [&self.root, &folder] {
             make_folder(folder)
-                .map_err(|error| DiskError::System("make the folder", folder.clone(), error))?;
+                .map_err(|error| DiskError::System("create the directory", folder.clone(), error))?;
         }
         self.make(&path).map_err(|error| DiskError::System("make", path.clone(), error))?;
         Ok(true)
