@@ -163,7 +163,18 @@ pub async fn over<T>(
 /// # Errors
 /// As [`answer`].
 pub async fn vms(client: &mut Client, with_state: bool) -> Result<Vec<VirtualMachine>, Error> {
-    let list = answer(client.list_virtual_machines(ListVirtualMachinesRequest { with_state }), "").await?;
+    list(client, ListVirtualMachinesRequest { with_state, ..Default::default() }).await
+}
+
+/// The same, with what is asked for of each.
+///
+/// # Errors
+/// As [`answer`].
+pub async fn list(
+    client: &mut Client,
+    request: ListVirtualMachinesRequest,
+) -> Result<Vec<VirtualMachine>, Error> {
+    let list = answer(client.list_virtual_machines(request), "").await?;
     Ok(list.virtual_machines)
 }
 

@@ -5,8 +5,9 @@ use std::time::SystemTime;
 
 use super::client::{Client, answer};
 use super::print::Printer;
+use super::recent::Bars;
 use super::{Error, freezes, io_errors, json, places, words};
-use crate::wire::proto::v1::{GetVirtualMachineRequest, StateCut, VirtualMachine};
+use crate::wire::proto::v1::{GetVirtualMachineRequest, RecentPoint, StateCut, VirtualMachine};
 
 /// Shows one VM.
 ///
@@ -15,10 +16,10 @@ use crate::wire::proto::v1::{GetVirtualMachineRequest, StateCut, VirtualMachine}
 pub async fn run(mut client: Client, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = GetVirtualMachineRequest { name: name.clone() };
     let vm = answer(client.get_virtual_machine(request), &name).await?;
-    Ok(printer.value(&json::Vm::from(vm.clone()), || rows(&vm, SystemTime::now()))?)
+    Ok(printer.value(&json::Vm::from(vm.clone()), || rows(&vm, SystemTime::now(), Bars::of_locale()))?)
 }
 
-fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
+fn rows(vm: &VirtualMachine, now: SystemTime, bars: Bars) -> String {
     let session = words::session(vm.session());
     let mut lines = vec![
         ("Name", vm.name.clone()),
@@ -53,6 +54,7 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
                 .map_or("never".to_owned(), |time| format!("{} ago", words::age(Some(time), now))),
         ),
     ]);
+    lines.extend(recent(vm, bars));
     if let Some(guest) = &vm.guest {
         let system = guest.operating_system.clone().unwrap_or_default();
         lines.extend([
@@ -109,6 +111,21 @@ fn rows(vm: &VirtualMachine, now: SystemTime) -> String {
 /// One line for each of the words, of which the first has the name.
 fn several(name: &'static str, words: Vec<String>) -> impl Iterator<Item = (&'static str, String)> {
     std::iter::once(name).chain(std::iter::repeat("")).zip(words)
+}
+
+/// The last 15 minutes, where somebody has asked for metrics: bars of 20 s, and the newest value.
+fn recent(vm: &VirtualMachine, bars: Bars) -> Vec<(&'static str, String)> {
+    let Some(newest) = vm.recent.as_ref().and_then(|recent| recent.points.last()) else { return Vec::new() };
+    let words = |name: &str, ratio: fn(&RecentPoint) -> Option<f32>| {
+        let line = bars.line(vm.recent.as_ref(), ratio, 45);
+        ratio(newest).map(|now| format!("{name:10} {line} {:3.0}%", now * 100.0))
+    };
+    let all = [
+        words("processors", |point| point.cpu_ratio),
+        words("memory", |point| point.memory_used_ratio),
+        words("pressure", |point| point.waiting_ratio),
+    ];
+    several("Last 15 min", all.into_iter().flatten().collect()).collect()
 }
 
 /// What of the state is not known, because it would take too many bytes.

@@ -4,6 +4,7 @@ use prost_types::Timestamp;
 use serde::Serialize;
 
 use super::io_errors::IoError;
+use super::recent::Recent;
 use super::{freezes, kinds, places, words};
 use crate::wire::proto::v1::{self, event, virtual_machine_event::Kind};
 
@@ -31,6 +32,8 @@ pub struct Vm {
     /// What is left out of the state.
     state_cut: Option<StateCut>,
     io_errors: Vec<IoError>,
+    /// The last 15 minutes, where somebody has asked for metrics.
+    recent: Vec<Recent>,
 }
 
 /// How many entries of a state are left out, and which of its other parts.
@@ -253,6 +256,7 @@ impl From<v1::VirtualMachine> for Vm {
             state: vm.state.map(|state| State::from(*state)),
             state_cut: vm.state_cut.map(StateCut::from),
             io_errors: vm.io_errors.into_iter().map(IoError::from).collect(),
+            recent: vm.recent.unwrap_or_default().points.into_iter().map(Recent::from).collect(),
         }
     }
 }

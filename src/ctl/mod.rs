@@ -37,6 +37,7 @@ pub mod ping;
 pub mod places;
 pub mod print;
 pub mod proxy;
+mod recent;
 mod signals;
 mod standard;
 pub mod top;

@@ -175,7 +175,11 @@ impl Admin for Api {
         let (call, asked) = self.admission.admit(request).await?;
         let mut known = self.fleet.list().await?;
         known.retain(|known| call.sight.has(&known.view.name, &known.view.cluster));
-        let virtual_machines = known.into_iter().map(|known| known.told(asked.with_state)).collect();
+        let virtual_machines = known.into_iter().map(|known| {
+            let recent = asked.with_recent.then(|| self.half.recent.of(&known.view.name)).flatten();
+            VirtualMachine { recent, ..known.told(asked.with_state) }
+        });
+        let virtual_machines = virtual_machines.collect();
         Ok(Response::new(ListVirtualMachinesResponse { virtual_machines }))
     }
 
@@ -185,7 +189,8 @@ impl Admin for Api {
     ) -> Result<Response<VirtualMachine>, Status> {
         let (_, asked) = self.admission.admit(request).await?;
         let found = self.fleet.get(asked.name).await?;
-        Ok(Response::new(found.ok_or_else(unknown)?.told(true)))
+        let vm = found.ok_or_else(unknown)?.told(true);
+        Ok(Response::new(VirtualMachine { recent: self.half.recent.of(&vm.name), ..vm }))
     }
 
     type WatchVirtualMachinesStream = Events;

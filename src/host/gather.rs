@@ -159,7 +159,9 @@ impl Gatherer {
         let answer = calls.hand_on(CollectMetricsRequest::default());
         match tokio::time::timeout(patience, answer).await {
             Ok(Ok(answer)) => {
-                (Told::Answer(Arc::new(check::clean(answer.into_inner()))), Some(Outcome::Answered))
+                let answer = check::clean(answer.into_inner());
+                self.0.half.recent.take(name, &answer);
+                (Told::Answer(Arc::new(answer)), Some(Outcome::Answered))
             }
             Ok(Err(status)) if matches!(status.code(), Code::PermissionDenied | Code::Unimplemented) => {
                 (Told::Nothing, Some(Outcome::Denied))

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use super::audit::Audit;
 use super::intake::Intake;
 use super::metrics::Metrics;
+use super::recent::Recents;
 use crate::wire::proto::v1::HostHalf;
 
 /// What every session shares.
@@ -18,6 +19,8 @@ pub struct Half {
     pub started: SystemTime,
     /// What it counts.
     pub metrics: Metrics,
+    /// What is kept of what guests have measured.
+    pub recent: Recents,
     /// Where it records who did what.
     pub audit: Audit,
     /// Lets in what guests say.
@@ -33,6 +36,7 @@ impl Half {
             host: HostHalf { instance_id, host_name },
             started: SystemTime::now(),
             metrics: Metrics::default(),
+            recent: Recents::default(),
             intake: Intake::default(),
         }
     }

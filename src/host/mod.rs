@@ -74,6 +74,7 @@ pub mod ping;
 pub mod place;
 pub mod rate;
 mod receipts;
+pub mod recent;
 #[cfg(feature = "kubevirt")]
 pub mod relay;
 pub mod report;

@@ -1,10 +1,13 @@
-//! The metrics of guests: which there are ([`table`]), what of a guest's answer is believed ([`check`]), and how Prometheus reads it
-//! ([`exposition`]). Pure, and of both ends: agents measure, host halves and guestctl show.
+//! The metrics of guests: which there are ([`table`]), what of a guest's answer is believed ([`check`]), how Prometheus reads it
+//! ([`exposition`]), what has changed between two answers ([`change`]), and what is kept of the last minutes
+//! ([`recent`]). Pure, and of both ends: agents measure, host halves and guestctl show.
 //!
 //! To add a metric: its row in the table, where the agent measures it (`guest::metrics`), and docs/metrics.md, which a test writes.
 
+pub mod change;
 pub mod check;
 pub mod exposition;
+pub mod recent;
 pub mod table;
 
 use crate::wire::proto::v1::{CollectMetricsResponse, MetricFamily, MetricSample};

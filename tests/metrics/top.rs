@@ -49,3 +49,46 @@ fn on_a_terminal_keys_sort_and_q_leaves_it_as_it_was() {
     screen.until("\u{1b}[?25h\u{1b}[?1049l");
     assert!(!screen.is_raw());
 }
+
+/// What somebody asks for is kept for a while: bars show it, as the locale can.
+#[test]
+fn the_last_minutes_are_shown_as_far_as_somebody_has_asked() {
+    let lab = Lab::new();
+    let info = |name: &str| -> Value {
+        serde_json::from_str(&lab.host.words(&["info", name, "-o", "json"])).unwrap()
+    };
+    lab.host.until("two answers that are far enough apart", || {
+        lab.scrape("/guests/web/metrics");
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        !info("web")["recent"].as_array().unwrap().is_empty()
+    });
+    let recent = info("web")["recent"][0].clone();
+    assert!(recent["seconds"].as_u64().unwrap() >= 15, "{recent}");
+    for ratio in ["cpu_ratio", "memory_used_ratio", "waiting_ratio"] {
+        assert!((0.0..=1.0).contains(&recent[ratio].as_f64().unwrap()), "{ratio}: {recent}");
+    }
+    // Nobody has asked for the other one.
+    assert!(info("db")["recent"].as_array().unwrap().is_empty());
+
+    let words = |locale: &str| {
+        let output = lab.host.ctl_command(&["info", "web"]).env("LC_ALL", locale).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (unicode, ascii) = (words("C.UTF-8"), words("C"));
+    let line = |words: &str| {
+        let found = words.lines().find(|line| line.starts_with("Last 15 min:")).map(str::to_owned);
+        found.unwrap_or_else(|| panic!("{words}"))
+    };
+    assert!(line(&unicode).contains(['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']), "{unicode}");
+    assert!(line(&ascii).is_ascii() && line(&ascii).contains("processors"), "{ascii}");
+    assert!(ascii.lines().all(|line| !line.contains('%') || line.len() <= 80), "{ascii}");
+
+    let mut command = lab.host.ctl_command(&["top", "--every", "1s"]);
+    command.env("LC_ALL", "C.UTF-8");
+    let mut screen = Screen::of(command, Size { rows: 24, columns: 80 });
+    screen.until("2 VMs, 2 answer");
+    screen.type_keys("h");
+    screen.until("CPU 15 MIN");
+    screen.type_keys("q");
+    assert!(wait(&mut screen.child).success());
+}

@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use super::Sort;
+use crate::metrics::change::{Counters, samples, value};
 use crate::metrics::{Family, table};
-use crate::wire::proto::v1::{CollectMetricsResponse, MetricSample};
+use crate::wire::proto::v1::{CollectMetricsResponse, MetricSample, RecentMetrics};
 
 /// What is shown of a guest; none of what is not known.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
@@ -41,27 +42,15 @@ pub struct Figures {
     pub fullest_mount_point: Option<String>,
     /// Units of systemd that have failed.
     pub units_failed: Option<f64>,
-}
-
-fn samples<'a>(answer: &'a CollectMetricsResponse, family: &Family) -> &'a [MetricSample] {
-    let found = answer.families.iter().find(|found| found.name == family.name);
-    found.map_or(&[], |found| &found.samples)
-}
-
-/// The value of the one with these labels.
-fn value(answer: &CollectMetricsResponse, family: &Family, labels: &[&str]) -> Option<f64> {
-    samples(answer, family).iter().find(|sample| sample.labels == labels).map(|sample| sample.value)
+    /// How it was in the last minutes.
+    #[serde(skip)]
+    pub recent: Option<RecentMetrics>,
 }
 
 /// How much more there is of it, over all labels that both have; none if there is none, or it began anew.
-fn more(
-    before: &CollectMetricsResponse,
-    now: &CollectMetricsResponse,
-    family: &Family,
-    counts: impl Fn(&[String]) -> bool,
-) -> Option<f64> {
+fn more(before: &CollectMetricsResponse, now: &CollectMetricsResponse, family: &Family) -> Option<f64> {
     let mut sum = None;
-    for sample in samples(now, family).iter().filter(|sample| counts(&sample.labels)) {
+    for sample in samples(now, family) {
         let labels: Vec<_> = sample.labels.iter().map(String::as_str).collect();
         let Some(then) = value(before, family, &labels) else { continue };
         if sample.value < then {
@@ -99,28 +88,15 @@ impl Figures {
 
     /// What has changed since then.
     fn since(&mut self, before: &CollectMetricsResponse, now: &CollectMetricsResponse) {
-        let boot = |answer| samples(answer, &table::INFO).first().map(|sample| sample.labels.clone());
-        let uptimes = value(before, &table::UPTIME, &[]).zip(value(now, &table::UPTIME, &[]));
-        let Some(time) = uptimes.map(|(then, now)| now - then).filter(|time| *time > 0.0) else { return };
-        if boot(before) != boot(now) {
-            return;
-        }
-        let rate = |family| more(before, now, family, |_| true).map(|more| more / time);
+        let counters = Counters::of(now).zip(Counters::of(before));
+        let Some(change) = counters.and_then(|(now, before)| now.since(&before)) else { return };
+        let rate = |family| more(before, now, family).map(|more| more / change.seconds);
         self.disk_read_bytes_per_second = rate(&table::DISK_READ_BYTES);
         self.disk_written_bytes_per_second = rate(&table::DISK_WRITTEN_BYTES);
         self.network_received_bytes_per_second = rate(&table::NET_RECEIVED);
         self.network_sent_bytes_per_second = rate(&table::NET_SENT);
-        let waiting = |resource: &str| {
-            let of_it = |labels: &[String]| labels == [resource];
-            more(before, now, &table::PRESSURE_WAITING, of_it).map(|more| (more / time).min(1.0))
-        };
-        self.waiting_cpu_ratio = waiting("cpu");
-        self.waiting_memory_ratio = waiting("memory");
-        self.waiting_io_ratio = waiting("io");
-        let is_idle = |labels: &[String]| labels == ["idle"] || labels == ["iowait"];
-        let all = more(before, now, &table::CPU, |_| true).filter(|all| *all > 0.0);
-        let idle = more(before, now, &table::CPU, is_idle);
-        self.cpu_ratio = all.zip(idle).map(|(all, idle)| (1.0 - idle / all).clamp(0.0, 1.0));
+        [self.waiting_cpu_ratio, self.waiting_memory_ratio, self.waiting_io_ratio] = change.waiting;
+        self.cpu_ratio = change.cpu_ratio;
     }
 
     fn rank(&self, sort: Sort) -> f64 {
@@ -129,10 +105,7 @@ impl Figures {
             Sort::Name => Some(0.0),
             Sort::Cpu => self.cpu_ratio.zip(self.cpus).map(|(ratio, cpus)| ratio * cpus),
             Sort::Memory => self.memory_ratio(),
-            Sort::Pressure => {
-                let all = [self.waiting_cpu_ratio, self.waiting_memory_ratio, self.waiting_io_ratio];
-                all.into_iter().flatten().reduce(f64::max)
-            }
+            Sort::Pressure => self.waiting_ratio(),
             Sort::Disk => Some(all(&[self.disk_read_bytes_per_second, self.disk_written_bytes_per_second])),
             Sort::Network => {
                 Some(all(&[self.network_received_bytes_per_second, self.network_sent_bytes_per_second]))
@@ -140,6 +113,12 @@ impl Figures {
             Sort::Full => self.fullest_ratio,
         }
         .unwrap_or(-1.0)
+    }
+
+    /// The part of the time in which something waited, for whatever it waited most.
+    pub fn waiting_ratio(&self) -> Option<f64> {
+        let all = [self.waiting_cpu_ratio, self.waiting_memory_ratio, self.waiting_io_ratio];
+        all.into_iter().flatten().reduce(f64::max)
     }
 
     /// The part of the memory that is used.

@@ -16,13 +16,17 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::client::{self, Daemon};
 use super::print::Printer;
+use super::recent::Bars;
 use super::signals::Signals;
 use super::{Error, standard};
 use crate::sys::terminal::{self, Changed, Size};
-use crate::wire::proto::v1::{CollectMetricsRequest, CollectMetricsResponse, SessionState};
+use crate::wire::proto::v1::{
+    CollectMetricsRequest, CollectMetricsResponse, ListVirtualMachinesRequest, SessionState,
+};
 
 use figures::Figures;
 use keys::Keys;
+use screen::View;
 
 /// By what rows are sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -119,14 +123,14 @@ async fn follow(daemon: &Daemon, wish: Wish) -> Result<(), Error> {
     let mut signals =
         Signals::hear(ends.into_iter().chain([(false, SignalKind::window_change())])).map_err(read)?;
     let _screen = Screen::enter().map_err(read)?;
-    let mut sort = wish.sort;
+    let (mut sort, mut view, bars) = (wish.sort, View::Now, Bars::of_locale());
     let mut all = ask(daemon, &BTreeMap::new()).await?;
     let mut ticks = interval_at(Instant::now() + APART.min(wish.every), wish.every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         figures::sort(&mut all.figures, sort);
         let size = terminal::size(io::stdout()).unwrap_or(Size { rows: 24, columns: 80 });
-        draw(&screen::lines(&all.figures, sort, size))?;
+        draw(&screen::lines(&all.figures, (sort, view, bars), size))?;
         tokio::select! {
             _ = ticks.tick() => all = tokio::select! {
                 asked = ask(daemon, &all.answers) => asked?,
@@ -136,6 +140,7 @@ async fn follow(daemon: &Daemon, wish: Wish) -> Result<(), Error> {
             key = keys.next() => match key.map_err(read)? {
                 None => return Ok(()),
                 Some(key) if keys::is_quit(key) => return Ok(()),
+                Some(b'h') => view = view.other(),
                 Some(key) => sort = keys::sort(key).unwrap_or(sort),
             },
         }
@@ -150,7 +155,8 @@ struct Asked {
 
 /// Asks all guests; `before` is what they have answered before.
 async fn ask(daemon: &Daemon, before: &BTreeMap<String, CollectMetricsResponse>) -> Result<Asked, Error> {
-    let vms = client::vms(&mut daemon.admin(), false).await?;
+    let wanted = ListVirtualMachinesRequest { with_recent: true, ..Default::default() };
+    let vms = client::list(&mut daemon.admin(), wanted).await?;
     let all = vms.into_iter().map(|vm| async move {
         let mut answer = None;
         if vm.session() == SessionState::Connected {
@@ -159,14 +165,15 @@ async fn ask(daemon: &Daemon, before: &BTreeMap<String, CollectMetricsResponse>)
             let asked = tokio::time::timeout(PATIENCE, metrics.collect_metrics(request)).await;
             answer = asked.ok().and_then(Result::ok).map(tonic::Response::into_inner);
         }
-        (vm.name, answer)
+        (vm, answer)
     });
     let answered: Vec<_> = futures_util::stream::iter(all).buffered(AT_A_TIME).collect().await;
     let mut asked = Asked { answers: BTreeMap::new(), figures: Vec::new() };
-    for (name, answer) in answered {
-        asked.figures.push(Figures::of(&name, before.get(&name), answer.as_ref()));
+    for (vm, answer) in answered {
+        let figures = Figures::of(&vm.name, before.get(&vm.name), answer.as_ref());
+        asked.figures.push(Figures { recent: vm.recent, ..figures });
         if let Some(answer) = answer {
-            asked.answers.insert(name, answer);
+            asked.answers.insert(vm.name, answer);
         }
     }
     Ok(asked)

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::Sort;
 use super::figures::Figures;
+use crate::ctl::recent::Bars;
 use crate::sys::terminal::Size;
 use crate::text;
 
@@ -11,7 +12,25 @@ const HEAD: [&str; 12] =
     ["CPU", "MEM", "OF", "W-CPU", "W-MEM", "W-IO", "READ", "WRITE", "RECV", "SEND", "FULL", "NAME"];
 /// Of each column but the last.
 const WIDTHS: [usize; 11] = [4, 4, 6, 5, 5, 4, 5, 5, 5, 5, 4];
-const HELP: &str = "q quit  by: c CPU m memory p pressure d disks n networks f full a name";
+const HELP: &str = "q quit  h history  by: c CPU m memory p pressure d disk n network f full a name";
+/// A minute for each column.
+const BARS: u32 = 15;
+
+/// What is shown of guests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// What they do now.
+    Now,
+    /// How they were in the last 15 minutes.
+    History,
+}
+
+impl View {
+    /// The other one.
+    pub fn other(self) -> Self {
+        if self == Self::Now { Self::History } else { Self::Now }
+    }
+}
 
 fn percent(ratio: Option<f64>) -> String {
     ratio.map_or("-".to_owned(), |ratio| format!("{:.0}%", ratio * 100.0))
@@ -62,8 +81,32 @@ fn line(cells: &[String; 12], columns: usize) -> String {
     line.chars().take(columns).collect()
 }
 
+/// A line of the history: each value as it is now, after its bars.
+fn history(figures: &Figures, bars: Bars, columns: usize) -> String {
+    let recent = figures.recent.as_ref();
+    let parts = [
+        (bars.line(recent, |point| point.cpu_ratio, BARS), figures.cpu_ratio),
+        (bars.line(recent, |point| point.memory_used_ratio, BARS), figures.memory_ratio()),
+        (bars.line(recent, |point| point.waiting_ratio, BARS), figures.waiting_ratio()),
+    ];
+    let mut line = String::new();
+    for (bars, now) in parts {
+        // Writing to a String cannot fail.
+        let _ = write!(line, "{bars} {:>4} ", percent(now));
+    }
+    line.push_str(&figures.name);
+    line.chars().take(columns).collect()
+}
+
+/// The head of the history.
+fn history_head(columns: usize) -> String {
+    let of = |name: &str| format!("{name:<15} {:>4} ", "NOW");
+    let head = format!("{}{}{}NAME", of("CPU 15 MIN"), of("MEM"), of("WAITING"));
+    head.chars().take(columns).collect()
+}
+
 /// What is on a terminal of this size: a head, as many guests as there is room for, and the keys.
-pub fn lines(all: &[Figures], sort: Sort, size: Size) -> Vec<String> {
+pub fn lines(all: &[Figures], (sort, view, bars): (Sort, View, Bars), size: Size) -> Vec<String> {
     let (rows, columns) = (usize::from(size.rows.max(4)), usize::from(size.columns.max(20)));
     let room = rows - 3;
     let answering = all.iter().filter(|one| one.answers).count();
@@ -71,8 +114,15 @@ pub fn lines(all: &[Figures], sort: Sort, size: Size) -> Vec<String> {
     let by = format!("{sort:?}").to_lowercase();
     let title = format!("{} VMs, {answering} answer; by {by}{more}", all.len());
     let mut lines = vec![title.chars().take(columns).collect()];
-    lines.push(format!("\x1b[7m{:columns$}\x1b[0m", line(&HEAD.map(str::to_owned), columns)));
-    lines.extend(all.iter().take(room).map(|one| line(&cells(one), columns)));
+    let head = match view {
+        View::Now => line(&HEAD.map(str::to_owned), columns),
+        View::History => history_head(columns),
+    };
+    lines.push(format!("\x1b[7m{head:columns$}\x1b[0m"));
+    lines.extend(all.iter().take(room).map(|one| match view {
+        View::Now => line(&cells(one), columns),
+        View::History => history(one, bars, columns),
+    }));
     lines.resize(rows - 1, String::new());
     lines.push(HELP.chars().take(columns).collect());
     lines
@@ -112,7 +162,8 @@ mod tests {
         let one =
             |number: usize| Figures { name: format!("vm-{number:02}"), answers: true, ..Figures::default() };
         let all: Vec<_> = (0..50).map(one).collect();
-        let lines = lines(&all, Sort::Cpu, Size { rows: 24, columns: 80 });
+        let shown = (Sort::Cpu, View::Now, Bars::of_locale());
+        let lines = lines(&all, shown, Size { rows: 24, columns: 80 });
         assert_eq!(lines.len(), 24);
         let width = |line: &String| line.replace("\x1b[7m", "").replace("\x1b[0m", "").chars().count();
         assert!(lines.iter().all(|line| width(line) <= 80), "{lines:#?}");
@@ -121,6 +172,13 @@ mod tests {
             lines[1].contains("W-MEM") && lines[2].ends_with(" vm-00") && lines[23].starts_with("q quit"),
             "{lines:#?}"
         );
-        assert!(super::lines(&all, Sort::Name, Size { rows: 0, columns: 0 }).len() == 4);
+        assert!(super::lines(&all, shown, Size { rows: 0, columns: 0 }).len() == 4);
+        let history =
+            super::lines(&all, (shown.0, View::Now.other(), shown.2), Size { rows: 24, columns: 80 });
+        assert!(history.iter().all(|line| width(line) <= 80), "{history:#?}");
+        assert!(
+            history[1].contains("WAITING") && history[2].ends_with("    - vm-00") && history[23] == HELP,
+            "{history:#?}"
+        );
     }
 }
