@@ -16,9 +16,10 @@ use tokio_util::sync::CancellationToken;
 use crate::config::host::{HostSettings, LoadBalancerSettings, Role as SettingsRole, TrustSettings};
 use crate::host::admission::Admission;
 use crate::host::api::{self, Api};
-use crate::host::backends::{self, volumes::Volumes};
+use crate::host::backends;
 use crate::host::changed::Changed;
 use crate::host::cloud::{self, forward::Forwarder, forward::Numbered};
+use crate::host::exporters::Exporters;
 use crate::host::fleet::{Fleet, Handle};
 use crate::host::half::Half;
 use crate::host::machine::Desks;
@@ -27,7 +28,7 @@ use crate::host::trust::{Pins, Trust};
 use crate::host::volumes::Keeper;
 use crate::host::{console, for_guests, scrape};
 use crate::supervise::{Supervisor, termination};
-use crate::sys::{host_name::host_name, logging, service, tcp};
+use crate::sys::{host_name::host_name, logging, service};
 use crate::transport::unix::{self, Listener};
 use crate::trust;
 
@@ -36,6 +37,7 @@ mod controller;
 #[cfg(feature = "kubevirt")]
 mod node;
 mod settings;
+mod told;
 
 #[cfg(feature = "kubevirt")]
 pub use crate::host::backends::kubevirt::node::profile::install as install_seccomp_profile;
@@ -44,6 +46,7 @@ pub use controller::ControllerOptions;
 #[cfg(feature = "kubevirt")]
 pub use node::NodeOptions;
 use settings::{Followed, Reloader};
+use told::{listen_for_metrics, watch_over};
 
 /// How long the tasks may take to end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -264,6 +267,8 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
         volumes: keeper.clone(),
         half: Arc::clone(&half),
     };
+    let desks = Desks::default();
+    let exporters = Exporters::new(handle.clone(), desks.clone(), Arc::clone(&half), followed.exporters);
     let api = Api {
         admission,
         fleet: handle.clone(),
@@ -274,13 +279,13 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
         settings: followed.standing,
         topology,
         backend: standing,
-        desks: Desks::default(),
+        desks,
         consoles: console::Desk::new(consoles, Arc::clone(&half)),
         cloud,
         listed: is_machine.then_some(followed.machines),
     };
     spawn_until(supervisor, "api", api::run(socket, api, shutdown.clone()));
-    watch_over(supervisor, metrics, handle, &volumes, half);
+    watch_over(supervisor, metrics, handle, &volumes, &half, exporters);
     Ok(())
 }
 
@@ -337,23 +342,6 @@ fn spawn_until(
         work.await;
         Ok(())
     });
-}
-
-/// Has it told how the program is: to Prometheus, to systemd, and of its audit records.
-fn watch_over(
-    supervisor: &mut Supervisor,
-    metrics: Vec<scrape::Listener>,
-    fleet: Handle,
-    volumes: &Arc<dyn Volumes>,
-    half: Arc<Half>,
-) {
-    let shutdown = supervisor.shutdown();
-    let subject = scrape::Subject::new(fleet.clone(), Arc::clone(volumes), Arc::clone(&half));
-    for listener in metrics {
-        spawn_until(supervisor, "metrics", scrape::run(listener, subject.clone(), shutdown.clone()));
-    }
-    supervisor.spawn("audit", settle(half, shutdown.clone()));
-    supervisor.spawn("systemd", notify(fleet, shutdown));
 }
 
 /// What a task does.
@@ -454,16 +442,6 @@ fn listen(path: &Path) -> anyhow::Result<Listener> {
         ),
         error => error.into(),
     })
-}
-
-fn listen_for_metrics(settings: &HostSettings) -> anyhow::Result<Vec<scrape::Listener>> {
-    let mut listeners = vec![scrape::Listener::Unix(listen(&settings.metrics_socket)?)];
-    if let Some(address) = settings.metrics {
-        let listener = tcp::listen(address);
-        let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
-        listeners.push(scrape::Listener::Tcp(listener));
-    }
-    Ok(listeners)
 }
 
 /// Tells systemd that the fleet answers, and how many sessions there are.

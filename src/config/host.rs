@@ -28,6 +28,10 @@
 //! roles = ["read"]
 //! vms = ["web-*"]
 //!
+//! [[scrape]]                      # exporters in guests, optional
+//! job = "node"
+//! target = "9100"
+//!
 //! [audit]                         # optional
 //! file = "/var/log/guestlet-host/audit.json"
 //!
@@ -37,7 +41,7 @@
 //!
 //! A node of a Kubernetes cluster has a table `[kubevirt]` instead of `[[vm]]`, `[[pool]]`, `[[address-pool]]` and `[topology]`.
 //!
-//! `[[vm]]`, `[[pool]]`, `[[address-pool]]` and `[[access]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
+//! `[[vm]]`, `[[pool]]`, `[[address-pool]]`, `[[access]]` and `[[scrape]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
 //! field in `vm::VmFragment`, its check in `Checker::vm`, and its place in [`VmSettings`].
 
 use std::collections::{BTreeMap, HashMap};
@@ -58,6 +62,7 @@ mod kubevirt;
 mod limits;
 mod load_balancers;
 mod pool;
+mod scrape;
 mod topology;
 mod trust;
 mod vm;
@@ -77,6 +82,8 @@ pub use load_balancers::LoadBalancerSettings;
 use load_balancers::LoadBalancersFragment;
 use pool::PoolFragment;
 pub use pool::{Allocation, Bus, Format, PoolSettings};
+use scrape::ScrapeFragment;
+pub use scrape::ScrapeSettings;
 use topology::TopologyFragment;
 pub use topology::TopologySettings;
 use trust::TrustFragment;
@@ -140,6 +147,8 @@ pub struct HostSettings {
     pub pools: Vec<PoolSettings>,
     /// What clusters may, by their names.
     pub clusters: BTreeMap<String, ClusterSettings>,
+    /// What is fetched from exporters in guests, in the order in which it is written.
+    pub scrapes: Vec<ScrapeSettings>,
     /// Where this host is.
     pub topology: TopologySettings,
     /// The keys of guests and of this host half.
@@ -198,6 +207,8 @@ struct Parsed {
     pool: Vec<Spanned<PoolFragment>>,
     #[serde(default)]
     cluster: BTreeMap<String, Spanned<ClusterFragment>>,
+    #[serde(default)]
+    scrape: Vec<Spanned<ScrapeFragment>>,
     topology: Option<Spanned<TopologyFragment>>,
     #[serde(default)]
     trust: TrustFragment,
@@ -237,6 +248,7 @@ impl HostFragment {
         let (mut topology, mut kubevirt) = (TopologySettings::default(), KubevirtSettings::default());
         let mut trust = TrustSettings::default();
         let (mut vms, mut pools, mut clusters) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let mut scrapes = Vec::new();
         let (mut access, mut audit) = (Vec::<Rule>::new(), AuditSettings::default());
         let (mut address_pools, mut load_balancers) = (Vec::new(), LoadBalancerSettings::usual(role));
         let mut remarks = Vec::new();
@@ -271,6 +283,9 @@ impl HostFragment {
             for (name, cluster) in &source.parsed.cluster {
                 clusters.insert(name.clone(), cluster::check(source, name, cluster)?);
             }
+            for one in &source.parsed.scrape {
+                scrapes.push(scrape::check(source, one, &mut taken)?);
+            }
             trust::check(source, &source.parsed.trust, &mut trust)?;
             if let Some(found) = &source.parsed.topology {
                 topology::check(source, found.get_ref(), &mut topology)?;
@@ -302,6 +317,7 @@ impl HostFragment {
             limits,
             pools,
             clusters,
+            scrapes,
             topology,
             trust,
             vms,

@@ -48,6 +48,7 @@ pub mod conversation;
 pub mod csi;
 pub mod disks;
 pub mod exec;
+pub mod exporters;
 pub mod files;
 pub mod fleet;
 pub mod for_guests;

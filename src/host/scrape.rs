@@ -1,6 +1,6 @@
 //! Serves the metrics over HTTP/1, on a unix socket or on TCP: of this program and of all guests (`/metrics`), of this program alone
-//! (`/host/metrics`), or of one guest (`/guests/<VM>/metrics`); and whether the program works (`/healthz`), and knows its VMs and
-//! volumes (`/readyz`).
+//! (`/host/metrics`), of one guest (`/guests/<VM>/metrics`), or of an exporter in it (`/guests/<VM>/<JOB>/metrics`, which Prometheus
+//! discovers by `/sd`); and whether the program works (`/healthz`), and knows its VMs and volumes (`/readyz`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backends::volumes::Volumes;
 use super::clients::Clients;
+use super::exporters::{Exporters, Found};
 use super::fleet::{Handle, Stopped};
 use super::gather::{Gatherer, Guest};
 use super::half::Half;
@@ -19,7 +20,7 @@ use crate::metrics::exposition::{self, Format};
 use crate::transport::{BoxStream, http1, unix};
 
 /// Connections at a time; a further one is closed at once.
-const MAX_CLIENTS: u32 = 16;
+const MAX_CLIENTS: u32 = 32;
 /// The longest a connection may live.
 const LIFETIME: Duration = Duration::from_secs(300);
 /// How long the fleet may take to count VMs.
@@ -54,13 +55,15 @@ pub struct Subject {
     half: Arc<Half>,
     /// What guests measure.
     gatherer: Gatherer,
+    /// What exporters in them do.
+    exporters: Exporters,
 }
 
 impl Subject {
-    /// The VMs of this fleet, what room they have, and what was counted.
-    pub fn new(fleet: Handle, volumes: Arc<dyn Volumes>, half: Arc<Half>) -> Self {
+    /// The VMs of this fleet, what room they have, what was counted, and exporters in their guests.
+    pub fn new(fleet: Handle, volumes: Arc<dyn Volumes>, half: Arc<Half>, exporters: Exporters) -> Self {
         let gatherer = Gatherer::new(fleet.clone(), Arc::clone(&half));
-        Self { fleet, volumes, half, gatherer }
+        Self { fleet, volumes, half, gatherer, exporters }
     }
 }
 
@@ -95,6 +98,7 @@ enum Page<'p> {
     All,
     Host,
     Guest(&'p str),
+    Discovery,
     Alive,
     Ready,
 }
@@ -105,6 +109,7 @@ impl<'p> Page<'p> {
         Some(match path {
             "/metrics" | "/" => Self::All,
             "/host/metrics" => Self::Host,
+            "/sd" => Self::Discovery,
             "/healthz" => Self::Alive,
             "/readyz" => Self::Ready,
             path => Self::Guest(path.strip_prefix("/guests/")?.strip_suffix("/metrics")?),
@@ -112,33 +117,63 @@ impl<'p> Page<'p> {
     }
 }
 
+/// A status, a media type, and a text.
+type Answer = (StatusCode, &'static str, String);
+
+/// What is said to people.
+fn words(status: StatusCode, words: &str) -> Answer {
+    (status, Format::Text.media_type(), format!("{words}\n"))
+}
+
 async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<String> {
-    let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    let format = Format::accepted(accept.unwrap_or_default());
-    let refused = |status, words: String| (status, format!("{words}\n"));
+    let header = |name: header::HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let format = Format::accepted(header(header::ACCEPT).unwrap_or_default());
     let page = Page::at(request.uri().path());
-    let is_metrics = !matches!(page, Some(Page::Alive | Page::Ready));
     let answer = match (request.method(), page) {
-        (&Method::GET, Some(page @ (Page::Alive | Page::Ready))) => health(page, subject).await,
-        (&Method::GET, Some(page)) => match metrics_of(page, format, subject).await {
-            Ok(Some(text)) => (StatusCode::OK, text),
-            Ok(None) => refused(StatusCode::NOT_FOUND, "there is no VM of this name".to_owned()),
-            Err(stopped) => refused(StatusCode::SERVICE_UNAVAILABLE, stopped.to_string()),
-        },
-        (&Method::GET, None) => refused(StatusCode::NOT_FOUND, "the metrics are at /metrics".to_owned()),
-        _ => refused(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered".to_owned()),
+        (&Method::GET, Some(page @ (Page::Alive | Page::Ready))) => {
+            let (status, text) = health(page, subject).await;
+            Ok((status, Format::Text.media_type(), text))
+        }
+        (&Method::GET, Some(Page::Discovery)) => discovery(header(header::HOST), subject).await,
+        (&Method::GET, Some(page)) => page_of(page, format, subject).await,
+        (&Method::GET, None) => Ok(words(StatusCode::NOT_FOUND, "the metrics are at /metrics")),
+        _ => Ok(words(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered")),
     };
-    let mut response = Response::new(answer.1);
+    let answer =
+        answer.unwrap_or_else(|stopped| words(StatusCode::SERVICE_UNAVAILABLE, &stopped.to_string()));
+    let mut response = Response::new(answer.2);
     *response.status_mut() = answer.0;
-    let format = if answer.0 == StatusCode::OK && is_metrics { format } else { Format::Text };
-    let kind = header::HeaderValue::from_static(format.media_type());
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.1));
     response
+}
+
+/// The exporters in guests as targets at the address at which this is asked.
+async fn discovery(host: Option<&str>, subject: &Subject) -> Result<Answer, Stopped> {
+    match host.filter(|host| host.parse::<http::uri::Authority>().is_ok()) {
+        Some(host) => Ok((StatusCode::OK, "application/json", subject.exporters.discovery(host).await?)),
+        None => Ok(words(StatusCode::BAD_REQUEST, "the header Host is missing: targets have that address")),
+    }
+}
+
+/// Metrics.
+async fn page_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<Answer, Stopped> {
+    if let Some(text) = metrics_of(page, format, subject).await? {
+        return Ok((StatusCode::OK, format.media_type(), text));
+    }
+    let found = match page {
+        Page::Guest(place) => subject.exporters.at(place).await?,
+        _ => Found::Nothing,
+    };
+    Ok(match found {
+        Found::Answer(text) => (StatusCode::OK, Format::Text.media_type(), text),
+        Found::Failed(why) => words(StatusCode::BAD_GATEWAY, &why),
+        Found::Nothing => words(StatusCode::NOT_FOUND, "there is no VM of this name, or no job of it"),
+    })
 }
 
 /// What Prometheus reads there; none if there is no such VM.
 async fn metrics_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<Option<String>, Stopped> {
-    let Subject { fleet, volumes, half, gatherer } = subject;
+    let Subject { fleet, volumes, half, gatherer, .. } = subject;
     let guests: Vec<Guest> = match page {
         Page::All => gatherer.all().await?,
         Page::Guest(name) => match gatherer.one(name).await? {

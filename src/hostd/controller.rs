@@ -35,6 +35,7 @@ use crate::host::cloud;
 use crate::host::cloud::remote::{self, Registry};
 use crate::host::console;
 use crate::host::controller::{self, Asked, Joining, Nodes, Server};
+use crate::host::exporters::Exporters;
 use crate::host::fleet::Remote;
 use crate::host::half::Half;
 use crate::host::machine::Desks;
@@ -138,7 +139,7 @@ pub(super) async fn assemble(
     let access_mode = settings.kubevirt.access_mode.name().to_owned();
     let claims = Arc::new(Claims::begin(cluster, Patience::default(), access_mode).with_listing(listing));
     let volumes: Arc<dyn Volumes> = Arc::clone(&claims) as _;
-    watch_over(supervisor, metrics, fleet.clone(), &volumes, Arc::clone(&half));
+    watch_over(supervisor, metrics, fleet.clone(), &volumes, &half, Exporters::none(&fleet, &half));
     supervisor.spawn("controller", async move {
         let keeper = Keeper::new(volumes, fleet.clone(), followed.policies, Arc::clone(&half));
         let rules = followed.access;

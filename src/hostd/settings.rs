@@ -28,12 +28,13 @@ use crate::host::backends::kubevirt::{controller, node};
 use crate::host::backends::qemu;
 use crate::host::backends::qemu::pools;
 use crate::host::cloud::settings as cloud;
+use crate::host::exporters::Jobs;
 use crate::host::peer;
 use crate::host::place::Topology;
 use crate::host::settings::Standing;
 use crate::host::volumes::policy::Policies;
 
-use parts::{cloud_of, machines, policies_of, pools_of, topology};
+use parts::{cloud_of, jobs_of, machines, policies_of, pools_of, topology};
 #[cfg(feature = "kubevirt")]
 use parts::{controller_of, node_of};
 
@@ -59,6 +60,7 @@ pub struct Reloader {
     #[cfg(feature = "kubevirt")]
     controller: watch::Sender<controller::Options>,
     access: watch::Sender<Arc<Rules>>,
+    exporters: watch::Sender<Jobs>,
     standing: watch::Sender<Standing>,
     changed: mpsc::Receiver<()>,
     watcher: Box<dyn Watcher + Send + Sync>,
@@ -85,6 +87,8 @@ pub struct Followed {
     pub controller: watch::Receiver<controller::Options>,
     /// Who may ask for what.
     pub access: watch::Receiver<Arc<Rules>>,
+    /// What is fetched from exporters in guests.
+    pub exporters: watch::Receiver<Jobs>,
     /// How the settings are.
     pub standing: watch::Receiver<Standing>,
 }
@@ -105,6 +109,7 @@ impl Reloader {
         #[cfg(feature = "kubevirt")]
         let (controller, followed_controller) = watch::channel(controller_of(&current));
         let (access, rules) = watch::channel(Arc::new(current.access.clone()));
+        let (exporters, jobs) = watch::channel(jobs_of(&current));
         let (standing, told) = watch::channel(Standing::new(options.file.clone()));
         let (change, changed) = mpsc::channel(1);
         let listener = Listener { ours: Ours::of(&options.file), change };
@@ -125,6 +130,7 @@ impl Reloader {
             #[cfg(feature = "kubevirt")]
             controller,
             access,
+            exporters,
             standing,
             changed,
             watcher,
@@ -142,6 +148,7 @@ impl Reloader {
             #[cfg(feature = "kubevirt")]
             controller: followed_controller,
             access: rules,
+            exporters: jobs,
             standing: told,
         };
         Ok((reloader, followed))
@@ -234,6 +241,9 @@ impl Reloader {
                     if (&new.kubevirt, &new.limits) != (&self.current.kubevirt, &self.current.limits) {
                         self.node.send_replace(node_of(&new));
                         self.controller.send_replace(controller_of(&new));
+                    }
+                    if new.scrapes != self.current.scrapes {
+                        self.exporters.send_replace(jobs_of(&new));
                     }
                     if new.access != self.current.access {
                         self.access.send_replace(Arc::new(new.access.clone()));

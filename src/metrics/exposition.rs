@@ -98,7 +98,7 @@ pub fn convert(text: &str, format: Format) -> String {
 }
 
 /// The value of a label, as it is written between quotation marks.
-struct Escaped<'t>(&'t str);
+pub(super) struct Escaped<'t>(pub &'t str);
 
 impl std::fmt::Display for Escaped<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,6 +1,6 @@
 //! The metrics of guests: which there are ([`table`]), what of a guest's answer is believed ([`check`]), how Prometheus reads it
-//! ([`exposition`]), what has changed between two answers ([`change`]), and what is kept of the last minutes
-//! ([`recent`]). Pure, and of both ends: agents measure, host halves and guestctl show.
+//! ([`exposition`]), what has changed between two answers ([`change`]), what is kept of the last minutes
+//! ([`recent`]), and whose the answers of exporters in guests are ([`relabel`]). Pure, and of both ends: agents measure, host halves and guestctl show.
 //!
 //! To add a metric: its row in the table, where the agent measures it (`guest::metrics`), and docs/metrics.md, which a test writes.
 
@@ -8,6 +8,7 @@ pub mod change;
 pub mod check;
 pub mod exposition;
 pub mod recent;
+pub mod relabel;
 pub mod table;
 
 use crate::wire::proto::v1::{CollectMetricsResponse, MetricFamily, MetricSample};

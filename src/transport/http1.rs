@@ -1,10 +1,13 @@
-//! HTTP/1 over a stream, for whoever asks how a program is: Prometheus, and probes of kubelet.
+//! HTTP/1 over a stream, for whoever asks how a program is: Prometheus, and probes of kubelet; and to ask others how they are.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::time::Duration;
 
-use http::{Request, Response};
-use hyper::body::Incoming;
+use http::{Request, Response, StatusCode, header};
+use hyper::body::{Body as _, Incoming};
+use hyper::client::conn::http1 as client;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -37,4 +40,78 @@ where
         .max_buf_size(BUFFER)
         .serve_connection(TokioIo::new(stream), service)
         .await
+}
+
+/// What is asked for, once.
+#[derive(Debug, Clone, Copy)]
+pub struct Fetch<'f> {
+    /// Where it is.
+    pub path: &'f str,
+    /// Which media types are taken.
+    pub accept: &'static str,
+    /// Most bytes of the answer.
+    pub max_bytes: usize,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAnswer {
+    /// The connection broke, or what came is no HTTP.
+    #[error("it does not answer in HTTP: {0}")]
+    Broken(#[from] hyper::Error),
+    /// Nothing that can be asked for.
+    #[error("the path cannot be asked for: {0}")]
+    Path(#[from] http::Error),
+    /// It is no good one.
+    #[error("it answers {0}")]
+    Status(StatusCode),
+    /// It is compressed, which nobody has asked for: what that comes to is not bounded.
+    #[error("its answer is compressed, which it was not asked for")]
+    Compressed,
+    /// It has more bytes than it may.
+    #[error("its answer has more than {0} bytes")]
+    TooLarge(usize),
+}
+
+/// Asks for something on a connection that is for this alone, and reads the answer.
+///
+/// # Errors
+/// If there is none, or not such a one.
+pub async fn get(stream: impl Stream, fetch: Fetch<'_>) -> Result<Vec<u8>, NoAnswer> {
+    let request = Request::get(fetch.path)
+        .header(header::HOST, "localhost")
+        .header(header::ACCEPT, fetch.accept)
+        .header(header::ACCEPT_ENCODING, "identity")
+        .header(header::CONNECTION, "close")
+        .header(header::USER_AGENT, concat!("guestlet-host/", env!("CARGO_PKG_VERSION")))
+        .body(String::new())?;
+    let mut client = client::Builder::new();
+    let (mut sender, connection) = client.max_buf_size(BUFFER * 4).handshake(TokioIo::new(stream)).await?;
+    let exchange = async {
+        let response = sender.send_request(request).await?;
+        if response.status() != StatusCode::OK {
+            return Err(NoAnswer::Status(response.status()));
+        }
+        if response.headers().get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity") {
+            return Err(NoAnswer::Compressed);
+        }
+        let (mut body, mut bytes) = (response.into_body(), Vec::new());
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+            let Ok(data) = frame?.into_data() else { continue };
+            if data.len() > fetch.max_bytes - bytes.len() {
+                return Err(NoAnswer::TooLarge(fetch.max_bytes));
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(bytes)
+    };
+    // It may end before its answer was read, which then has everything; if it breaks, so does the exchange.
+    let driven = async {
+        let _ = connection.await;
+        std::future::pending().await
+    };
+    tokio::select! {
+        done = exchange => done,
+        never = driven => never,
+    }
 }

@@ -14,7 +14,7 @@ const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/prometheus/g
 const TESTS_OF_RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/rules.yml");
 
 /// One of Debian's programs, which `make setup` unpacks; `PROMETHEUS` names their directory.
-fn program(name: &str) -> Command {
+pub fn program(name: &str) -> Command {
     let folder = std::env::var_os("PROMETHEUS").expect("PROMETHEUS must name a directory; make test sets it");
     let path = PathBuf::from(folder).join(name);
     assert!(path.is_file(), "{} is no file", path.display());
@@ -22,7 +22,7 @@ fn program(name: &str) -> Command {
 }
 
 /// Ends when it is dropped.
-struct Server(Child);
+pub struct Server(pub Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -31,12 +31,12 @@ impl Drop for Server {
     }
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// The body of what is there; none as long as nobody listens.
-fn get(port: u16, path: &str) -> Option<String> {
+pub fn get(port: u16, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
@@ -62,11 +62,12 @@ fn promtool_finds_nothing_wrong_with_metrics_and_rules() {
     }
 }
 
-fn start_prometheus(folder: &Path, target: u16) -> (Server, u16) {
+/// Prometheus, which scrapes this, and its port.
+pub fn start_prometheus(folder: &Path, scrapes: &str) -> (Server, u16) {
     let port = free_port();
     let settings = format!(
         "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\nrule_files: ['{RULES}']\nscrape_configs:\n\
-         - job_name: guestlet\n  static_configs: [{{ targets: ['127.0.0.1:{target}'] }}]\n"
+         {scrapes}"
     );
     std::fs::write(folder.join("prometheus.yml"), settings).unwrap();
     let log = std::fs::File::create(folder.join("prometheus.log")).unwrap();
@@ -85,7 +86,9 @@ fn start_prometheus(folder: &Path, target: u16) -> (Server, u16) {
 fn prometheus_scrapes_all_guests_from_one_target() {
     let target = free_port();
     let lab = Lab::made("", "", host::Lab::new().set(&format!("metrics = '127.0.0.1:{target}'")));
-    let (_prometheus, port) = start_prometheus(&lab.host.path(""), target);
+    let scrapes =
+        format!("- job_name: guestlet\n  static_configs: [{{ targets: ['127.0.0.1:{target}'] }}]\n");
+    let (_prometheus, port) = start_prometheus(&lab.host.path(""), &scrapes);
     let query = |query: &str| -> Option<Value> {
         let answer: Value =
             serde_json::from_str(&get(port, &format!("/api/v1/query?query={query}"))?).unwrap();

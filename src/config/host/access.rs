@@ -95,7 +95,8 @@ fn verbs(source: &Source, found: &[Spanned<String>]) -> Result<BTreeSet<&'static
     Ok(verbs)
 }
 
-fn patterns(
+/// Names and patterns; none if there is no list.
+pub(super) fn patterns(
     source: &Source,
     key: &str,
     found: Option<&Spanned<Vec<Spanned<String>>>>,

@@ -410,3 +410,4 @@ fn what_another_role_has_is_refused_where_it_is() {
 }
 
 mod address_pools;
+mod scrapes;

@@ -159,6 +159,36 @@ pub(super) const HOST: &[Row] = &[
         "a CA's certificate for that key, followed by the CA's own (PEM), where VMs move between hosts; read again when it changes",
     ),
     (
+        "scrape.job",
+        "",
+        "exporters in guests whose metrics this host hands on; each is a table `[[scrape]]`, and this is what Prometheus calls it. See \
+         [metrics.md](metrics.md#exporters-in-guests)",
+    ),
+    (
+        "scrape.target",
+        "",
+        "where such an exporter listens in the guest, as `grant.forward` names it there: `\"9100\"`, `\"10.0.0.5:9100\"` or \
+         `\"unix:/run/exporter.sock\"`",
+    ),
+    ("scrape.path", "`/metrics`", "where it has its metrics"),
+    ("scrape.vms", "all", "in which VMs: names, or patterns such as `\"web-*\"`"),
+    (
+        "scrape.interval-seconds",
+        "as Prometheus has it",
+        "how often Prometheus is to ask, from 1 to 3600, as `/sd` tells it",
+    ),
+    ("scrape.timeout-seconds", "`5`", "how long an exporter may take, from 1 to 60"),
+    (
+        "scrape.max-bytes",
+        "`4194304`",
+        "bytes of its answer, from 1024 to 16777216; of a larger one nothing is handed on",
+    ),
+    (
+        "scrape.max-series",
+        "`5000`",
+        "series of its answer, from 1 to 50000; of one with more nothing is handed on",
+    ),
+    (
         "access.users",
         "none",
         "users of the host, by name or number, who may ask what the table `[[access]]` says; tables add up. See \

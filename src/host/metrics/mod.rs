@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub mod balancers;
+pub mod exporters;
 pub mod gathered;
 pub mod operations;
 
@@ -78,6 +79,8 @@ pub struct Metrics {
     pub balancers: balancers::Balancers,
     /// How guests answer when they are asked for what they measure.
     pub gathered: gathered::Gathered,
+    /// How exporters in them do.
+    pub exporters: exporters::Exporters,
     /// From the dial to the open session.
     pub connect: Histogram,
     /// Operations on volumes.
@@ -248,6 +251,7 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
     metrics.freezes.render(&mut text, name);
     metrics.receipts.render(&mut text);
     metrics.gathered.render(&mut text);
+    metrics.exporters.render(&mut text);
     let name = "guestlet_host_connect_seconds";
     head(&mut text, name, "histogram", "From the dial to the open session.");
     metrics.connect.render(&mut text, name);

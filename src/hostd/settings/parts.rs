@@ -8,13 +8,14 @@ use std::time::Duration;
 use crate::config::host::KubevirtSettings;
 use crate::config::host::{
     AddressPoolSettings, Allocation, Bus, ClusterSettings, ConsoleSettings, DialSettings, Format,
-    HostSettings, LimitSettings, PoolSettings, TopologySettings, VmSettings,
+    HostSettings, LimitSettings, PoolSettings, ScrapeSettings, TopologySettings, VmSettings,
 };
 #[cfg(feature = "kubevirt")]
 use crate::host::backends::kubevirt::{controller, node};
 use crate::host::backends::qemu::pools;
 use crate::host::backends::{Ids, Vm, disks, qemu};
 use crate::host::cloud::settings as cloud;
+use crate::host::exporters::{Job, Jobs};
 use crate::host::limits::Limits;
 use crate::host::place::Topology;
 use crate::host::volumes::policy::{Policies, Policy};
@@ -142,6 +143,16 @@ fn address_pool(settings: &AddressPoolSettings) -> cloud::Pool {
         reserved_ports,
     } = settings.clone();
     cloud::Pool { name, ranges, network, clusters, priority, forward_to, interface, reserved_ports }
+}
+
+/// What is fetched from exporters in guests.
+pub(super) fn jobs_of(settings: &HostSettings) -> Jobs {
+    let job = |settings: &ScrapeSettings| {
+        let ScrapeSettings { job, target, path, vms, interval, timeout, max_bytes, max_series } =
+            settings.clone();
+        Job { name: job, target: target.to_string(), path, vms, interval, timeout, max_bytes, max_series }
+    };
+    settings.scrapes.iter().map(job).collect()
 }
 
 fn dial(settings: &DialSettings) -> Dialer {

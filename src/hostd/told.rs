@@ -1,0 +1,44 @@
+//! Who is told how the program is: Prometheus, systemd, and the audit file.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use super::{listen, notify, settle, spawn_until};
+use crate::config::host::HostSettings;
+use crate::host::backends::volumes::Volumes;
+use crate::host::exporters::Exporters;
+use crate::host::fleet::Handle;
+use crate::host::half::Half;
+use crate::host::scrape;
+use crate::supervise::Supervisor;
+use crate::sys::tcp;
+
+/// Has it told how the program is: to Prometheus, to systemd, and of its audit records.
+pub(super) fn watch_over(
+    supervisor: &mut Supervisor,
+    metrics: Vec<scrape::Listener>,
+    fleet: Handle,
+    volumes: &Arc<dyn Volumes>,
+    half: &Arc<Half>,
+    exporters: Exporters,
+) {
+    let shutdown = supervisor.shutdown();
+    let subject = scrape::Subject::new(fleet.clone(), Arc::clone(volumes), Arc::clone(half), exporters);
+    for listener in metrics {
+        spawn_until(supervisor, "metrics", scrape::run(listener, subject.clone(), shutdown.clone()));
+    }
+    supervisor.spawn("audit", settle(Arc::clone(half), shutdown.clone()));
+    supervisor.spawn("systemd", notify(fleet, shutdown));
+}
+
+/// Makes the socket of the metrics, and their TCP port if there is to be one.
+pub(super) fn listen_for_metrics(settings: &HostSettings) -> anyhow::Result<Vec<scrape::Listener>> {
+    let mut listeners = vec![scrape::Listener::Unix(listen(&settings.metrics_socket)?)];
+    if let Some(address) = settings.metrics {
+        let listener = tcp::listen(address);
+        let listener = listener.with_context(|| format!("cannot serve the metrics at {address}"))?;
+        listeners.push(scrape::Listener::Tcp(listener));
+    }
+    Ok(listeners)
+}
