@@ -15,6 +15,7 @@
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../fixtures/bus_daemon.rs"]
 mod bus_daemon;
+mod dashboards;
 mod exporters;
 mod exposition;
 mod guestctl;
