@@ -44,6 +44,27 @@ impl Images {
         Ok(Self { kernel, initrd, accelerator })
     }
 
+    /// Disks with databases: one with their programs, which guests only read, and one with their data, to be copied.
+    pub fn databases(&self) -> anyhow::Result<(PathBuf, PathBuf)> {
+        let from = |variable: &str| {
+            std::env::var(variable).with_context(|| format!("{variable} is not set; make vm-test sets it"))
+        };
+        let (postgresql, mariadb) = (from("POSTGRESQL")?, from("MARIADB")?);
+        let etcd = Path::new(&from("KUBERNETES_BIN_DIR")?).join("etcd");
+        let servers = [
+            Path::new(&postgresql).join("usr/lib/postgresql/15/bin/postgres"),
+            Path::new(&mariadb).join("usr/sbin/mariadbd"),
+            etcd.clone(),
+            script("databases.sh"),
+            script("databases-guest.py"),
+        ];
+        let inputs: Vec<_> = servers.iter().map(|file| Input::File(file)).collect();
+        let made = entry("databases", &inputs, |folder| {
+            run_script("databases.sh", &[&postgresql, &mariadb, text(&etcd)?, text(folder)?]).map(drop)
+        })?;
+        Ok((made.join("programs.raw"), made.join("data.raw")))
+    }
+
     /// The kernel.
     pub fn kernel(&self) -> PathBuf {
         self.kernel.join("vmlinuz")

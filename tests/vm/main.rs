@@ -4,6 +4,7 @@
 //! Each file owns one subject: [`qga`] the channel on virtio-serial, [`sessions`] the host half and its
 //! sessions (both with fast guests), [`accounts`] users, clocks and processors, [`channel`] what happens to both channels
 //! and to events when the guest is paused, moved, saved or its clock set, [`freeze`] freezes of a whole guest,
+//! [`databases`] of one with databases,
 //! [`service`] the installed package under systemd, [`disks`] disks of every kind beside qemu-ga, [`hotplug`] disks that
 //! come and go, [`hotplug_host`] disks that the host half plugs into a running guest, [`disk_rules`] disks that are
 //! mounted by rules, [`disk_faults`] disks that vanish or hang, [`disk_layers`] encryption, LVM and disks that fail
@@ -112,6 +113,7 @@ mod cluster_node;
 mod console;
 mod cp;
 mod csi;
+mod databases;
 mod disk_calls;
 mod disk_faults;
 mod disk_layers;

@@ -1,0 +1,274 @@
+//! Snapshots of a guest with databases under load: PostgreSQL, MariaDB and etcd on a disk of their own. QEMU takes the snapshot
+//! while `guestctl freeze VM -- COMMAND` waits; another guest boots from it, and its databases have to have everything that they
+//! had acknowledged by then, and nothing by half.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::harness::host::{HostHalf, Listed};
+use crate::harness::launch::Options;
+use crate::harness::process::RunFolder;
+use crate::harness::turns;
+use crate::harness::vm::{BOOT, SOON, Vm};
+use crate::harness::wait_for;
+use crate::soak::steps;
+use crate::{images, real};
+
+pub const PROGRAM: &str = "/opt/databases/bin/databases";
+/// Their names in the guest, in receipts, and the position that a copy has to have reached.
+const KINDS: [(&str, &str, &str); 3] =
+    [("postgresql", "postgresql", "lsn"), ("mariadb", "mysql", "gtid-binlog"), ("etcd", "etcd", "revision")];
+/// Where in the guest acknowledged numbers are written to: the host has them at once, in the file `agent.log`.
+const TOLD: &str = "/dev/ttyS1";
+
+/// Plugs a disk, in the format of its file.
+fn plug(vm: &Vm, name: &str, file: &Path) {
+    let format = file.extension().unwrap().to_str().unwrap();
+    let below = json!({ "driver": "file", "filename": file });
+    vm.qmp().execute("blockdev-add", json!({ "driver": format, "node-name": name, "file": below })).unwrap();
+    let device = json!({
+        "driver": "scsi-hd", "id": format!("{name}0"), "bus": "scsi0.0", "drive": name, "serial": name
+    });
+    vm.qmp().execute("device_add", device).unwrap();
+}
+
+/// Copies a file, its holes as holes.
+pub fn copy(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("--sparse=always").args([from, to]).status().unwrap();
+    assert!(status.success(), "{}", from.display());
+}
+
+/// Plugs the disks with programs and data, and starts the databases.
+fn set_up(vm: &Vm, kept: &RunFolder) {
+    let (programs, data) = images().databases().unwrap();
+    vm.plug_read_only("programs", &programs).unwrap();
+    copy(&data, &kept.file("data.raw"));
+    plug(vm, "data", &kept.file("data.raw"));
+    wait_for("the disks", SOON, || {
+        vm.run("test -e /dev/disk/by-label/databases -a -e /dev/disk/by-label/data").ok()
+    })
+    .unwrap();
+    vm.run("mkdir /opt/databases && mount -o ro LABEL=databases /opt/databases").unwrap();
+    vm.run(&format!("{PROGRAM} set-up postgresql mariadb etcd")).unwrap();
+    vm.run(&format!("stty -F {TOLD} raw -echo")).unwrap();
+    for (kind, ..) in KINDS {
+        vm.run(&format!("systemd-run --quiet --unit load-{kind} {PROGRAM} load {kind} {TOLD}")).unwrap();
+    }
+}
+
+/// The last number of each database that was acknowledged, and the longest time that one took, in seconds.
+fn acknowledged(vm: &Vm) -> BTreeMap<String, (u64, f64)> {
+    let mut found = BTreeMap::new();
+    for line in std::fs::read_to_string(vm.file("agent.log")).unwrap().lines() {
+        let words: Vec<_> = line.split(' ').collect();
+        // The last line may not be complete.
+        let [kind, number, seconds] = words[..] else { continue };
+        let (Ok(number), Ok(seconds)) = (number.parse(), seconds.parse::<f64>()) else { continue };
+        let entry: &mut (u64, f64) = found.entry(kind.to_owned()).or_default();
+        *entry = (number, entry.1.max(seconds));
+    }
+    found
+}
+
+/// Waits until each database has acknowledged more.
+fn goes_on(vm: &Vm) {
+    let before = acknowledged(vm);
+    wait_for("the load goes on", SOON, || {
+        let now = acknowledged(vm);
+        let more = |kind: &str| now.get(kind).map(|one| one.0) > before.get(kind).map(|one| one.0 + 5);
+        KINDS.iter().all(|(kind, ..)| now.contains_key(*kind) && more(kind)).then_some(())
+    })
+    .unwrap();
+}
+
+/// What a snapshot is of: what was acknowledged before it, and its receipt.
+struct Taken {
+    acknowledged: BTreeMap<String, (u64, f64)>,
+    receipt: Value,
+}
+
+/// Freezes by guestctl, whose command lasts as long as `meanwhile`.
+fn take(vm: &Vm, host: &HostHalf, kept: &RunFolder, meanwhile: impl FnOnce()) -> Taken {
+    let (begun, done) = (kept.file("begun"), kept.file("done"));
+    for file in [&begun, &done] {
+        let _ = std::fs::remove_file(file);
+    }
+    let command =
+        format!("touch {}; while ! [ -e {} ]; do sleep 0.05; done", begun.display(), done.display());
+    let acknowledged = std::thread::scope(|scope| {
+        let freeze = scope.spawn(|| host.ctl(&["freeze", vm.name(), "--", "sh", "-c", &command]));
+        let is_frozen =
+            wait_for("the freeze", SOON, || (begun.exists() || freeze.is_finished()).then_some(()));
+        if is_frozen.is_ok() && begun.exists() {
+            meanwhile();
+        }
+        // Nothing of this can have been acknowledged after the snapshot, unless the freeze is over.
+        let acknowledged = acknowledged(vm);
+        std::fs::write(&done, "").unwrap();
+        let said = freeze.join().unwrap();
+        println!("guestctl freeze: {said:?}");
+        acknowledged
+    });
+    let list: Value =
+        serde_json::from_str(&host.ctl(&["receipts", "ls", vm.name(), "-o", "json"]).unwrap()).unwrap();
+    let id = list.as_array().unwrap().last().unwrap()["id"].as_str().unwrap();
+    let shown = host.ctl(&["receipts", "show", vm.name(), id, "-o", "json"]).unwrap();
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    Taken { acknowledged, receipt: shown["receipt"].clone() }
+}
+
+/// Begins copies of disks at one moment: what is written later is not in them.
+fn back_up(vm: &Vm, disks: &[(&str, &str, &Path)]) {
+    let actions: Vec<_> = disks
+        .iter()
+        .map(|(device, sync, target)| {
+            let data = json!({
+                "device": device, "job-id": format!("copy-{device}"), "target": target, "sync": sync, "format": "qcow2"
+            });
+            json!({ "type": "drive-backup", "data": data })
+        })
+        .collect();
+    vm.qmp().execute("transaction", json!({ "actions": actions })).unwrap();
+}
+
+fn wait_backed_up(vm: &Vm) {
+    wait_for("the copies", BOOT, || {
+        let jobs = vm.qmp().execute("query-block-jobs", json!({})).unwrap();
+        jobs.as_array().unwrap().is_empty().then_some(())
+    })
+    .unwrap();
+}
+
+/// What the receipt says of an application.
+fn told<'a>(receipt: &'a Value, name: &str) -> &'a Value {
+    let all = receipt["applications"].as_array().unwrap();
+    all.iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{name}: {receipt:#}"))
+}
+
+fn evidence<'a>(application: &'a Value, name: &str) -> &'a str {
+    let pair = application["evidence"].as_array().unwrap().iter().find(|pair| pair[0] == name);
+    pair.unwrap_or_else(|| panic!("{name}: {application:#}"))[1].as_str().unwrap()
+}
+
+/// The receipt is of the highest level, and the snapshot inside of its window.
+fn assert_proved(receipt: &Value) {
+    assert_eq!(
+        (&receipt["level"], &receipt["end"]["how"]),
+        (&"application".into(), &"asked".into()),
+        "{receipt:#}"
+    );
+    for (_, name, position) in KINDS {
+        let one = told(receipt, name);
+        assert_eq!(one["level"], "application", "{receipt:#}");
+        assert!(!evidence(one, position).is_empty());
+    }
+    let at = |name: &str| receipt["times"][name]["boottime_ms"].as_u64().unwrap();
+    let (held, frozen, thawing) = (at("hooks_ended"), at("frozen"), at("thaw_asked"));
+    let took = receipt["cut"]["took_ms"].as_u64().unwrap();
+    assert!(held <= frozen && frozen < thawing && took <= thawing - frozen, "{receipt:#}");
+    println!(
+        "held after {} ms, frozen {} ms later, for {} ms, of which the cut {took} ms",
+        held - at("hooks_begun"),
+        frozen - held,
+        thawing - frozen
+    );
+}
+
+/// The databases of a guest that was started from a snapshot have all of it.
+fn assert_restored(copy: &Vm, taken: &Taken) {
+    for (kind, name, position) in KINDS {
+        let position = evidence(told(&taken.receipt, name), position);
+        let found: Value =
+            serde_json::from_str(&copy.run(&format!("{PROGRAM} check {kind} '{position}'")).unwrap())
+                .unwrap();
+        let last = found["last"].as_u64().unwrap();
+        let (expected, _) = taken.acknowledged[kind];
+        println!("{kind}: {expected} were acknowledged, {last} are there");
+        assert!(last >= expected && found["count"] == last, "{kind}: {found}, of {expected}");
+        assert_eq!(
+            (&found["whole"], &found["reached"]),
+            (&true.into(), &true.into()),
+            "{kind} {position}: {found}"
+        );
+    }
+}
+
+#[test]
+fn what_databases_acknowledged_before_a_snapshot_is_in_the_guest_that_boots_from_it() {
+    let _turn = turns::beside();
+    let kept = RunFolder::new().unwrap();
+    let vm = real("databases");
+    set_up(&vm, &kept);
+    let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
+    host.wait_connected(vm.name(), SOON).unwrap();
+
+    let mut copy: Option<Vm> = None;
+    for round in 0..steps(2_u32, 50) {
+        goes_on(&vm);
+        let (root, data) = (kept.file("root.qcow2"), kept.file(&format!("cut-{round}.qcow2")));
+        let mut disks = vec![("data", "full", &*data)];
+        if copy.is_none() {
+            disks.push(("root", "top", &*root));
+        }
+        let taken = take(&vm, &host, &kept, || back_up(&vm, &disks));
+        assert_proved(&taken.receipt);
+        wait_backed_up(&vm);
+        goes_on(&vm);
+        if let Some(copy) = &copy {
+            another_disk(copy, &data);
+            std::fs::remove_file(kept.file(&format!("cut-{}.qcow2", round - 1))).unwrap();
+        } else {
+            copy = Some(boot_copy(&root, &data));
+        }
+        assert_restored(copy.as_ref().unwrap(), &taken);
+    }
+    drop(copy);
+    println!("the longest that a transaction took: {:?}", acknowledged(&vm));
+    too_late(&vm, &host, &kept);
+}
+
+/// A guest from copies of all disks: its databases come up with the guest.
+fn boot_copy(root: &PathBuf, data: &Path) -> Vm {
+    let copy = Options::named("copy").without_cloud_init().real(images(), root).unwrap();
+    copy.plug_read_only("programs", &images().databases().unwrap().0).unwrap();
+    plug(&copy, "data", data);
+    wait_for("the copy's databases", BOOT, || {
+        copy.run("systemctl is-active postgresql mariadb etcd && mountpoint /data").ok()
+    })
+    .unwrap();
+    copy
+}
+
+/// Starts the databases of that guest from another copy of the data.
+fn another_disk(copy: &Vm, data: &Path) {
+    copy.run("systemctl stop postgresql mariadb etcd && umount /data").unwrap();
+    copy.qmp().execute("device_del", json!({ "id": "data0" })).unwrap();
+    wait_for("the disk is gone", SOON, || {
+        copy.qmp().execute("blockdev-del", json!({ "node-name": "data" })).ok()
+    })
+    .unwrap();
+    plug(copy, "data", data);
+    wait_for("the disk", SOON, || copy.run("mount /data").ok()).unwrap();
+    copy.run("systemctl start postgresql mariadb etcd").unwrap();
+}
+
+/// A snapshot that is taken when the freeze has ended by itself is proved by nothing.
+fn too_late(vm: &Vm, host: &HostHalf, kept: &RunFolder) {
+    let settings = b"[qga.freeze]\ndeadline = 5\n";
+    vm.write("/etc/guestlet/agent.d/freeze.toml", settings).unwrap();
+    vm.run("systemctl restart guestlet").unwrap();
+    wait_for("a session", SOON, || host.ctl(&["receipts", "ls", vm.name()]).ok()).unwrap();
+    let taken = take(vm, host, kept, || goes_on(vm));
+    let receipt = &taken.receipt;
+    assert_eq!(
+        (&receipt["level"], &receipt["end"]["how"]),
+        (&"crash".into(), &"deadline".into()),
+        "{receipt:#}"
+    );
+    for (_, name, _) in KINDS {
+        assert_eq!(told(receipt, name)["level"], "crash", "{receipt:#}");
+    }
+}
