@@ -162,10 +162,10 @@ mod tests {
             (b"verbose=true\n[general]\n", 1, "before the first group"),
             (b"[general\nverbose=true\n", 1, "no group's name"),
             (b"[]\n", 1, "no group's name"),
-            (b"[general]\n\nverbose\n", 3, "none of key=value"),
-            (b"[general]\n=x\n", 2, "none of key=value"),
+            (b"[general]\n\nverbose\n", 3, "not one of key=value"),
+            (b"[general]\n=x\n", 2, "not one of key=value"),
             (b"[general]\npath=\xff\n", 2, "not UTF-8"),
-            (b"\xef\xbb\xbf[general]\n", 1, "none of key=value"),
+            (b"\xef\xbb\xbf[general]\n", 1, "not one of key=value"),
         ];
         for (text, line, expected) in cases {
             let problem = parse(text).unwrap_err();

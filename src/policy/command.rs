@@ -80,7 +80,7 @@ mod tests {
             ("show suggest", "show or suggest"),
             ("show --file /a", "--file"),
             ("suggest -o json", "-o"),
-            ("show -o yaml", "none of table, json"),
+            ("show -o yaml", "not one of table, json"),
         ] {
             let error = parsed(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");

@@ -404,7 +404,7 @@ mod tests {
         is_refused(&[(PRIMARY, "shop/none")], "is not there");
         is_refused(&[(HEALTH_PORT, "http")], "a number from 1");
         is_refused(&[(HEALTH_PORT, "0")], "a number from 1");
-        is_refused(&[(HEALTH_PORT, "53")], "none of the TCP ports");
+        is_refused(&[(HEALTH_PORT, "53")], "not a TCP port of");
         is_refused(&[(HEALTH_PORT, "81")], "no node port");
         is_refused(&[(HEALTH_PERIOD, "5")], "need the port");
         is_refused(&[(HEALTH_PORT, "80"), (HEALTH_TIMEOUT, "-1")], "a number from 1");

@@ -198,7 +198,7 @@ mod tests {
             ("freeze.applications = 'none of them'".to_owned(), "use \"auto\" or \"listed\""),
             ("freeze.require = 'crash'".to_owned(), "use \"filesystem\""),
             ("freeze.applications-deadline = 0".to_owned(), "from 1 second"),
-            ("[[freeze.application]]\nkind = 'oracle'\ntarget = '/x'".to_owned(), "none of postgresql"),
+            ("[[freeze.application]]\nkind = 'oracle'\ntarget = '/x'".to_owned(), "not one of postgresql"),
             ("[[freeze.application]]\nkind = 'postgresql'".to_owned(), "belong together"),
             ("[[freeze.application]]\nkind = 'postgresql'\ntarget = ''".to_owned(), "target has to be said"),
             (format!("{SHOP}kind = 'postgresql'\ntarget = '/x'"), "has no name"),

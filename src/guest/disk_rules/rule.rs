@@ -175,7 +175,7 @@ mod tests {
                 "match",
                 "\"pci\" is not one of ide,",
             ),
-            (matching(Matcher { label: text(""), ..Matcher::default() }), "match", "empty label"),
+            (matching(Matcher { label: text(""), ..Matcher::default() }), "match", "must not be empty"),
             (matching(Matcher { partition: Some(0), ..Matcher::default() }), "match", "from 1"),
             (
                 doing(How { kind: text("swap"), grow: true, ..How::default() }),
