@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (client, mut connection) = http2::connect(UnixStream::connect(socket).await?).await?;
     let mut admin =
         AdminClient::with_origin(client, Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER);
-    let request = ListVirtualMachinesRequest { with_state: false };
+    let request = ListVirtualMachinesRequest::default();
     let known = tokio::select! {
         known = admin.list_virtual_machines(request) => known?.into_inner(),
         // Whoever waits for an answer drives the connection, too.

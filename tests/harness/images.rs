@@ -45,7 +45,7 @@ impl Images {
     }
 
     /// Disks with databases: one with their programs, which guests only read, and one with their data, to be copied.
-    pub fn databases(&self) -> anyhow::Result<(PathBuf, PathBuf)> {
+    pub fn databases() -> anyhow::Result<(PathBuf, PathBuf)> {
         let from = |variable: &str| {
             std::env::var(variable).with_context(|| format!("{variable} is not set; make vm-test sets it"))
         };

@@ -9,6 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::harness::host::{HostHalf, Listed};
+use crate::harness::images::Images;
 use crate::harness::launch::Options;
 use crate::harness::process::RunFolder;
 use crate::harness::turns;
@@ -43,7 +44,7 @@ pub fn copy(from: &Path, to: &Path) {
 
 /// Plugs the disks with programs and data, and starts the databases.
 fn set_up(vm: &Vm, kept: &RunFolder) {
-    let (programs, data) = images().databases().unwrap();
+    let (programs, data) = Images::databases().unwrap();
     vm.plug_read_only("programs", &programs).unwrap();
     copy(&data, &kept.file("data.raw"));
     plug(vm, "data", &kept.file("data.raw"));
@@ -233,7 +234,7 @@ fn what_databases_acknowledged_before_a_snapshot_is_in_the_guest_that_boots_from
 /// A guest from copies of all disks: its databases come up with the guest.
 fn boot_copy(root: &PathBuf, data: &Path) -> Vm {
     let copy = Options::named("copy").without_cloud_init().real(images(), root).unwrap();
-    copy.plug_read_only("programs", &images().databases().unwrap().0).unwrap();
+    copy.plug_read_only("programs", &Images::databases().unwrap().0).unwrap();
     plug(&copy, "data", data);
     wait_for("the copy's databases", BOOT, || {
         copy.run("systemctl is-active postgresql mariadb etcd && mountpoint /data").ok()
