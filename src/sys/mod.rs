@@ -118,7 +118,7 @@ pub mod scsi_inquiry;
 pub mod service;
 #[cfg(feature = "agent")]
 pub mod smbios;
-#[cfg(any(feature = "agent", feature = "ctl"))]
+#[cfg(any(feature = "agent", feature = "ctl", feature = "host"))]
 pub mod socket;
 #[cfg(feature = "agent")]
 pub mod spawn;

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 mod appearance;
 #[cfg(any(feature = "agent", feature = "host"))]
 pub mod callback;
-#[cfg(any(feature = "agent", feature = "ctl"))]
+#[cfg(any(feature = "agent", feature = "ctl", feature = "host"))]
 pub mod carry;
 #[cfg(feature = "agent")]
 pub mod clients;
