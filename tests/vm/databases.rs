@@ -3,7 +3,7 @@
 //! had acknowledged by then, and nothing by half.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -232,7 +232,7 @@ fn what_databases_acknowledged_before_a_snapshot_is_in_the_guest_that_boots_from
 }
 
 /// A guest from copies of all disks: its databases come up with the guest.
-fn boot_copy(root: &PathBuf, data: &Path) -> Vm {
+fn boot_copy(root: &Path, data: &Path) -> Vm {
     let copy = Options::named("copy").without_cloud_init().real(images(), root).unwrap();
     copy.plug_read_only("programs", &Images::databases().unwrap().0).unwrap();
     plug(&copy, "data", data);
