@@ -2,6 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -243,6 +244,26 @@ fn folders_and_devices_are_bound() {
     assert!(reason(&error).contains("Is a directory"), "{error:?}");
     let gone = lab.path("gone");
     do_mount(&lab, &plain(Source::Bind(&gone), &source)).unwrap_err();
+}
+
+/// A socket has its place in use, and no process has that open: so it is with what the kernel itself holds for a moment.
+#[test]
+fn what_is_in_use_for_a_moment_by_nobody_who_is_found_is_waited_for() {
+    let Some(lab) = enter() else { return };
+    let (disk, target) = (ext4(&lab, "disk"), lab.folder("target"));
+    let wanted = plain(Source::Device(disk.held(&lab)), &target);
+    do_mount(&lab, &wanted).unwrap();
+    let socket = UnixListener::bind(target.join("first")).unwrap();
+    let error = let_go(&lab, &target).unwrap_err();
+    assert!(error.to_string().contains("is in use: nobody is found who uses it"), "{error}");
+    drop(socket);
+    let socket = UnixListener::bind(target.join("second")).unwrap();
+    let gone = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        drop(socket);
+    });
+    assert_eq!(let_go(&lab, &target).unwrap(), 1);
+    gone.join().unwrap();
 }
 
 #[test]

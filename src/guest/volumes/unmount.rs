@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
@@ -13,6 +13,10 @@ use crate::sys::mountinfo::{Mount, MountList};
 
 /// Mounts on top of each other, at most.
 const DEEPEST: usize = 64;
+/// How long something may be in use by nobody who is found: whoever follows a path into it holds it for a moment. And how soon it is
+/// tried again.
+const PASSING: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Unmounts all that is mounted at `target`, and says how many mounts that were: none if nothing was, or if there is no
 /// such place. What is mounted is flushed to its disk first, by the kernel.
@@ -48,13 +52,23 @@ pub async fn detach(guest: &Guest, target: &Path, deadline: Duration) -> Result<
 fn all(guest: &Guest, path: &Path) -> Result<usize, (io::Error, Vec<Holder>)> {
     let plain = |error: io::Error| (error, Vec::new());
     let list = MountList::open(&guest.root).map_err(plain)?;
-    for done in 0..DEEPEST {
+    let (mut done, mut until) = (0, None);
+    while done < DEEPEST {
         let mounts = list.read().map_err(plain)?;
         let Some(mount) = last(&mounts, path) else { return Ok(done) };
-        guest.effects.unmount(path).map_err(|error| {
-            let busy = error.raw_os_error() == Some(Errno::EBUSY as i32);
-            (error, if busy { holders(&guest.root, mount, &mounts) } else { Vec::new() })
-        })?;
+        let Err(error) = guest.effects.unmount(path) else {
+            (done, until) = (done + 1, None);
+            continue;
+        };
+        if error.raw_os_error() != Some(Errno::EBUSY as i32) {
+            return Err(plain(error));
+        }
+        let holders = holders(&guest.root, mount, &mounts);
+        let until = *until.get_or_insert_with(|| Instant::now() + PASSING);
+        if !holders.is_empty() || Instant::now() >= until {
+            return Err((error, holders));
+        }
+        std::thread::sleep(AGAIN);
     }
     Err(plain(Errno::ELOOP.into()))
 }
