@@ -31,9 +31,8 @@ export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-packages lint clippy lint-alone unit-test kubevirt-test release package release-package gate-package static rpm \
-	tarball image chart packages check-packages images restore-dependencies keep-dependencies vm-test vm-builds guest-tests \
-	cluster-guest-tests lone-guest-tests test-builds side-by-side beside-release beside-lint beside-guests \
-	beside-clusters test peers soak fuzz dist demo demo-kubernetes bench clean
+	tarball image chart packages check-packages images restore-dependencies keep-dependencies vm-test vm-builds vm-tests side-by-side \
+	beside-unit-test test peers soak fuzz dist demo demo-kubernetes bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -139,49 +138,31 @@ images: setup gate-package ## build and cache what the VMs boot
 vm-test: restore-dependencies setup ## tests that need VMs; TESTS=name runs some
 	@$(MAKE) --no-print-directory vm-builds
 	@$(MAKE) --no-print-directory -j2 release-package images
-	@$(MAKE) --no-print-directory guest-tests cluster-guest-tests lone-guest-tests
+	@$(MAKE) --no-print-directory vm-tests
 
 vm-builds:
 	$(STEP) "build tests with VMs" cargo test $(GATE) --quiet --no-run --test images --test vm --test disk_layers --test kubernetes
 
-guest-tests:
-	$(STEP) "tests with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 3 $(or $(TESTS),--skip $(LONE))
-
-cluster-guest-tests:
+vm-tests:
+	$(STEP) "tests with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 2 $(TESTS)
 	$(STEP) "VMs of a Kubernetes cluster" cargo test $(GATE) --quiet --test kubernetes
 	$(STEP) "VMs of a Kubernetes cluster, churn" cargo test $(GATE) --quiet --test kubernetes churn
 
-# What measures, or has not long to answer, has a machine that does nothing else (tests/harness/turns.rs).
-LONE := alone::
-lone-guest-tests:
-	$(if $(TESTS),,$(STEP) "tests with VMs, on a quiet machine" cargo test $(GATE) --quiet --test vm -- --test-threads 2 $(LONE))
-
-# What fails fastest first. Then what needs no guest, guests, and what compiles run beside each other: tests mostly wait.
+# What fails fastest first. Tests without VMs mostly wait, and what compiles beside them uses one processor.
 test: ## the whole gate: setup, lint, unit-test, kubevirt-test, packages, images, vm-test
-	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup clippy vm-builds test-builds side-by-side \
-		lone-guest-tests keep-dependencies
+	@tests/setup/step.sh "make test" $(MAKE) --no-print-directory restore-dependencies setup clippy vm-builds side-by-side vm-tests \
+		keep-dependencies
 
 side-by-side:
-	@$(MAKE) --no-print-directory -j3 unit-test beside-guests beside-clusters
-
-# Tests go before compilers.
-beside-release:
-	@nice $(MAKE) --no-print-directory release-package
-
-beside-lint: images
-	@nice $(MAKE) --no-print-directory lint-alone
-
-# Whatever compiles with the profile of the tests keeps from its directory whoever would start them.
-beside-guests: beside-release beside-lint
-	@$(MAKE) --no-print-directory guest-tests
-
-beside-clusters: beside-lint
-	@$(MAKE) --no-print-directory kubevirt-test
-	@$(MAKE) --no-print-directory cluster-guest-tests
-
-test-builds:
 	$(STEP) "build tests" cargo test $(GATE) --quiet --no-run
 	$(STEP) "build tests on KubeVirt" cargo test $(GATE) --quiet --no-run --test kubevirt
+	@$(MAKE) --no-print-directory -j2 unit-test beside-unit-test
+
+beside-unit-test:
+	@$(MAKE) --no-print-directory release-package
+	@$(MAKE) --no-print-directory images
+	@$(MAKE) --no-print-directory lint-alone
+	@$(MAKE) --no-print-directory kubevirt-test
 
 restore-dependencies:
 	@tests/setup/dependencies.sh restore $(TARGET) $(CACHE)

@@ -1,5 +1,5 @@
 //! What only real VMs prove. `make vm-test` runs it; it needs the built programs and package, which
-//! `GUESTLET_BIN_DIR` and `GUESTLET_DEB` name. Three tests run at a time: see [`harness::turns`].
+//! `GUESTLET_BIN_DIR` and `GUESTLET_DEB` name. Two tests run at a time: see [`harness::turns`].
 //!
 //! Each file owns one subject: [`qga`] the channel on virtio-serial, [`sessions`] the host half and its
 //! sessions (both with fast guests), [`accounts`] users, clocks and processors, [`channel`] what happens to both channels

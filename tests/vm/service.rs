@@ -9,6 +9,7 @@ use crate::harness::host::{HostHalf, Listed};
 use crate::harness::launch::Options;
 use crate::harness::snapshot::install;
 use crate::harness::tools;
+use crate::harness::turns;
 use crate::harness::vm::{SOON, Vm};
 use crate::harness::wait_for;
 use crate::{images, installed, real};
@@ -60,46 +61,34 @@ fn the_units_are_valid_and_the_log_is_in_the_journal() {
     assert!(!said.contains("non-existent"), "{said}");
 }
 
-mod alone {
-    use super::*;
-    use crate::harness::turns;
-
-    #[test]
-    fn an_idle_agent_sleeps() {
-        const WATCHED: Duration = Duration::from_secs(20);
-        let _alone = turns::alone();
-        let vm = real("idle");
-        let id = agent_id(&vm);
-        let wakeups = || -> BTreeMap<u32, u32> {
-            let text =
-                vm.run(&format!("grep -H ^voluntary_ctxt_switches: /proc/{id}/task/*/status")).unwrap();
-            let count = |line: &str| {
-                let (file, count) = line.split_once(":voluntary_ctxt_switches:")?;
-                Some((file.split('/').nth(4)?.parse().ok()?, count.trim().parse().ok()?))
-            };
-            text.lines().filter_map(count).collect()
+#[test]
+fn an_idle_agent_sleeps() {
+    const WATCHED: Duration = Duration::from_secs(20);
+    let _alone = turns::alone();
+    let vm = real("idle");
+    let id = agent_id(&vm);
+    let wakeups = || -> BTreeMap<u32, u32> {
+        let text = vm.run(&format!("grep -H ^voluntary_ctxt_switches: /proc/{id}/task/*/status")).unwrap();
+        let count = |line: &str| {
+            let (file, count) = line.split_once(":voluntary_ctxt_switches:")?;
+            Some((file.split('/').nth(4)?.parse().ok()?, count.trim().parse().ok()?))
         };
-        // A restored guest has no file in its memory. The first tick would read the program from the disk page by page, and the
-        // kernel counts each wait for a page as it counts a sleep: with QEMU 7.2 that was most of 11.
-        let files =
-            format!("awk '$6 ~ /^\\// {{ print $6 }}' /proc/{id}/maps | sort -u | xargs cat > /dev/null");
-        vm.run(&files).unwrap();
-        std::thread::sleep(Duration::from_secs(1));
-        let before = wakeups();
-        assert!(!before.is_empty());
-        std::thread::sleep(WATCHED);
-        // A thread that has nothing to do for long ends.
-        let woken: u32 = wakeups()
-            .iter()
-            .map(|(thread, count)| count - before.get(thread).copied().unwrap_or_default())
-            .sum();
-        let memory = vm.run(&format!("grep -E '^Rss(Anon|File):|^VmRSS:' /proc/{id}/status")).unwrap();
-        println!(
-            "{woken} wakeups in {WATCHED:?}; {}",
-            memory.split_whitespace().collect::<Vec<_>>().join(" ")
-        );
-        assert!(woken <= 6, "{woken} wakeups in {WATCHED:?}");
-    }
+        text.lines().filter_map(count).collect()
+    };
+    // A restored guest has no file in its memory. The first tick would read the program from the disk page by page, and the
+    // kernel counts each wait for a page as it counts a sleep: with QEMU 7.2 that was most of 11.
+    let files = format!("awk '$6 ~ /^\\// {{ print $6 }}' /proc/{id}/maps | sort -u | xargs cat > /dev/null");
+    vm.run(&files).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let before = wakeups();
+    assert!(!before.is_empty());
+    std::thread::sleep(WATCHED);
+    // A thread that has nothing to do for long ends.
+    let woken: u32 =
+        wakeups().iter().map(|(thread, count)| count - before.get(thread).copied().unwrap_or_default()).sum();
+    let memory = vm.run(&format!("grep -E '^Rss(Anon|File):|^VmRSS:' /proc/{id}/status")).unwrap();
+    println!("{woken} wakeups in {WATCHED:?}; {}", memory.split_whitespace().collect::<Vec<_>>().join(" "));
+    assert!(woken <= 6, "{woken} wakeups in {WATCHED:?}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ use anyhow::ensure;
 use serde_json::{Value, json};
 
 use crate::harness::libvirt::{CARD, Domain};
+use crate::harness::turns;
 use crate::{images, installed};
 
 /// What is asked of virsh, with the agent's commands that it takes, and whether all was well.
@@ -25,26 +26,21 @@ struct Check(&'static str, &'static [&'static str], fn(&Domain) -> anyhow::Resul
 /// What is set as the guest's address.
 const ADDRESS: &str = "192.0.2.10/24";
 
-mod alone {
-    use super::*;
-    use crate::harness::turns;
+#[test]
+fn virsh_drives_a_guest() {
+    // libvirt waits 5 s for an agent, and the guest has two processors.
+    let _alone = turns::alone();
+    let domain = Domain::start("virsh", images(), installed(), machine::with_a_string).unwrap();
+    domain.wait_agent().unwrap();
+    domain.run("mkdir /data && mount /dev/sda /data && useradd --create-home alice").unwrap();
+    let card = format!("$(basename $(dirname $(grep -l {CARD} /sys/class/net/*/address)))");
+    domain.run(&format!("ip link set {card} up && ip address replace {ADDRESS} dev {card}")).unwrap();
 
-    #[test]
-    fn virsh_drives_a_guest() {
-        // libvirt waits 5 s for an agent, and the guest has two processors.
-        let _alone = turns::alone();
-        let domain = Domain::start("virsh", images(), installed(), machine::with_a_string).unwrap();
-        domain.wait_agent().unwrap();
-        domain.run("mkdir /data && mount /dev/sda /data && useradd --create-home alice").unwrap();
-        let card = format!("$(basename $(dirname $(grep -l {CARD} /sys/class/net/*/address)))");
-        domain.run(&format!("ip link set {card} up && ip address replace {ADDRESS} dev {card}")).unwrap();
-
-        let mut failed = String::new();
-        run(&domain, &[reports::CHECKS, machine::CHECKS, accounts::CHECKS], &mut failed);
-        run(&domain, &[&[Check("(the words of libvirt)", &[], nothing_was_out_of_step)]], &mut failed);
-        run(&domain, &[power::CHECKS], &mut failed);
-        assert!(failed.is_empty(), "\n{failed}");
-    }
+    let mut failed = String::new();
+    run(&domain, &[reports::CHECKS, machine::CHECKS, accounts::CHECKS], &mut failed);
+    run(&domain, &[&[Check("(the words of libvirt)", &[], nothing_was_out_of_step)]], &mut failed);
+    run(&domain, &[power::CHECKS], &mut failed);
+    assert!(failed.is_empty(), "\n{failed}");
 }
 
 fn run(domain: &Domain, checks: &[&[Check]], failed: &mut String) {
