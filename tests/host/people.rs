@@ -66,7 +66,7 @@ fn vms_are_listed_and_described_for_people_and_programs() {
             "interfaces": [], "file_systems": [], "users": [], "disks": [],
             "topology": null, "node": null, "health": null, "freeze": null,
         },
-        "state_cut": null, "io_errors": [],
+        "state_cut": null, "io_errors": [], "recent": [],
     });
     let topology = web.as_object_mut().unwrap().remove("topology").unwrap();
     assert_eq!((&topology["wanted"]["zone"], &topology["acknowledged"]), (&json!(""), &Value::Null));

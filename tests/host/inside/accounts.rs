@@ -152,7 +152,7 @@ fn keys_are_listed_added_and_removed() {
     for (input, said) in [
         (&b""[..], "it has no key"),
         (b"# none\n\n", "it has no key"),
-        (b"ssh-rsa A\0\n", "a key is one line, and no comment"),
+        (b"ssh-rsa A\0\n", "a key is one line, and not a comment"),
         (b"ssh-rsa \xff\n", "UTF-8"),
         (&vec![b'x'; 1 << 20], "it is too large"),
         (&b"x\n".repeat(29_000), "too large"),
