@@ -210,8 +210,9 @@ fn said(stream: &Said) -> String {
     String::from_utf8_lossy(&stream.lock().unwrap()).into_owned()
 }
 
+/// An emulated serial port takes each byte by itself, and takes its time on a busy machine.
 pub fn until(what: &str, wanted: impl Fn() -> bool) {
-    let end = Instant::now() + DEADLINE;
+    let end = Instant::now() + 3 * DEADLINE;
     while !wanted() {
         assert!(Instant::now() < end, "never: {what}");
         std::thread::sleep(std::time::Duration::from_millis(20));
