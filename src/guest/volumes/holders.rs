@@ -13,8 +13,8 @@ use crate::sys::root::Root;
 
 /// How many are told.
 const MOST: usize = 32;
-/// How long is looked for them.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long is looked for them: in a busy guest the processes of a minute ago are looked at last, after some seconds.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a list of mapped files that are looked at.
 const LONGEST: usize = 1 << 20;
 
