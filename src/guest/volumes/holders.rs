@@ -13,7 +13,7 @@ use crate::sys::root::Root;
 
 /// How many are told.
 const MOST: usize = 32;
-/// How long is looked for them: in a busy guest the processes of a minute ago are looked at last, after some seconds.
+/// How long they are searched for. The newest processes come last, and a busy guest takes some seconds to get there.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a list of mapped files that are looked at.
 const LONGEST: usize = 1 << 20;
