@@ -2,7 +2,7 @@
 //! keeper does not wait for it.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::process::{ChildStdin, ChildStdout};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -21,6 +21,9 @@ use crate::sys::spawn_manner::Identity;
 
 /// Lines that the process of an application may write.
 const MOST_LINES: usize = 8;
+
+/// Why a process gives no answer.
+const ENDED: &str = "its process has ended without an answer";
 
 /// What the keeper is told.
 #[derive(Debug, PartialEq, Eq)]
@@ -156,10 +159,14 @@ fn ask(
     let mut line = serde_json::to_vec(&request).map_err(|error| error.to_string())?;
     line.push(b'\n');
     // A pipe has room for all that is ever asked.
-    input.write_all(&line).map_err(|error| format!("its process does not listen: {error}"))?;
+    input.write_all(&line).map_err(|error| match error.kind() {
+        // Its end, which its other pipe has not told of yet.
+        ErrorKind::BrokenPipe => ENDED.to_owned(),
+        _ => format!("its process cannot be asked: {error}"),
+    })?;
     match next(events, until)? {
         Event::Line(line) => Answer::parse(&line).map_err(|problem| problem.to_string()),
-        Event::Silent => Err("its process has ended without an answer".to_owned()),
+        Event::Silent => Err(ENDED.to_owned()),
         Event::GiveUp => Err("it did not answer in time".to_owned()),
         Event::Release | Event::Ended(_) => Err("the freeze has ended".to_owned()),
     }
@@ -255,6 +262,14 @@ fn hold(
 mod tests {
     use super::*;
     use crate::sys::mountinfo::parse;
+
+    #[test]
+    fn a_process_that_has_ended_is_told_of_as_one_before_its_answers_are_read() {
+        let (_, input) = nix::unistd::pipe().unwrap();
+        // Nothing is read of what it says.
+        let (_sender, events) = std::sync::mpsc::channel();
+        assert_eq!(ask(&mut input.into(), Request::Release(1), &events, None), Err(ENDED.to_owned()));
+    }
 
     #[test]
     fn the_file_systems_of_a_directory_are_its_own_and_those_below() {
