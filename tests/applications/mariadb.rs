@@ -39,8 +39,10 @@ impl Server {
         install.args(["--no-defaults", "--skip-test-db", "--auth-root-authentication-method=socket"]);
         install.args(["--auth-root-socket-user=nobody", "--skip-name-resolve"]);
         install.arg(format!("--basedir={PROGRAMS}/usr")).arg(format!("--datadir={}", data.display()));
+        install.env("TMPDIR", disk.path());
         let output = install.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        let said = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
         std::fs::write("/mnt/tables.sql", TABLES.replace("; ", ";\n")).unwrap();
         let server = Self::start(disk, &["--init-file=/mnt/tables.sql"]);
         until("the tables are made", || server.session().run("SELECT 1 FROM load_.myisam").ok());
@@ -52,6 +54,8 @@ impl Server {
         let data = disk.path().join("data");
         let socket = disk.path().join("socket");
         let mut command = as_user(&format!("{PROGRAMS}/usr/sbin/mariadbd"));
+        // Temporary tables are named after the number of the process, which servers in other namespaces have as well.
+        command.env("TMPDIR", disk.path());
         command.args([
             "--no-defaults",
             "--skip-networking",

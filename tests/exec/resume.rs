@@ -61,11 +61,10 @@ fn a_program_of_an_agent_that_is_gone_is_lost() {
     lab.kill_agent();
     lab.start_agent();
     if group.contains("guestlet-exec-") {
-        // Nobody has its pipes any more.
+        // Nobody has its pipes any more. The agent of another test, in the same group, may have been the first to find it.
         crate::lab::until("what was left is ended", || {
             !crate::lab::is_running(u32::try_from(number).unwrap())
         });
-        assert!(lab.agent_log().contains("an earlier run of the agent has left"), "{}", lab.agent_log());
     }
     let output = child.wait_with_output();
     let output = output.unwrap();
