@@ -44,6 +44,10 @@ const POSITION: &str = "SELECT pg_is_in_recovery()::text, \
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int END::text, \
     (SELECT system_identifier FROM pg_control_system())::text";
 
+/// Up to where recovery has read the log when the server was started; nothing if it was shut down in an orderly way before. What the
+/// server writes by itself after that does not move it.
+const RECOVERED: &str = "SELECT coalesce(pg_last_wal_replay_lsn()::text, '')";
+
 /// One server.
 pub struct Postgres {
     socket: PathBuf,
@@ -80,6 +84,10 @@ impl Application for Postgres {
         directories.extend(std::iter::once(wal).chain(tablespaces));
         let mut positions = position(&mut session, until)?;
         self.system = positions.get("system-identifier").cloned().unwrap_or_default();
+        let [recovered] = session.row::<1>(RECOVERED, until)?;
+        if !recovered.is_empty() {
+            positions.insert("recovered-to", recovered);
+        }
         positions.insert("data-directory", data);
         positions.insert("checkpoint", checkpoint);
         self.session = Some(session);

@@ -13,6 +13,7 @@ use guestlet::ctl::machine::hardware::{Clock, Switches};
 use guestlet::ctl::machine::journal::{self, parse_priority};
 use guestlet::ctl::machine::power::{Goal, Wish};
 use guestlet::ctl::machine::receipts;
+use guestlet::ctl::machine::restore::{Image, Trial};
 use guestlet::ctl::words::parse_span;
 use guestlet::text::parse_size;
 
@@ -57,13 +58,43 @@ pub enum Receipts {
     /// Say whether one is as the guest has signed it; an error if not
     ///
     /// The key is the one that guestlet-host has pinned of this guest (guestctl trust show). Without keys nothing is proved.
+    ///
+    /// With --from it is a restore test: QEMU on this machine starts a clone of the guest from the snapshot, without a network; the
+    /// agent in it asks its databases where they are, and that is compared with the receipt. The images are only read, and nothing
+    /// is left of the clone.
     Verify {
         /// The VM's name, as ls shows it
         name: String,
         /// Its id
         id: String,
+        /// Restore test from this image of a disk, raw=FILE or qcow2=FILE; once for each disk, that of the system first
+        #[arg(long, value_name = "FORMAT=FILE")]
+        from: Vec<Image>,
+        /// QEMU, for the clone; unless it is said, the one for guests of this machine's kind
+        #[arg(long, value_name = "PROGRAM", requires = "from")]
+        qemu: Option<PathBuf>,
+        /// Accelerator of QEMU, such as tcg; unless it is said, KVM where there is one, or else emulation
+        #[arg(long, value_name = "NAME", requires = "from")]
+        accelerator: Option<String>,
+        /// Memory of the clone, in MiB
+        #[arg(long, value_name = "MIB", default_value = "1024", requires = "from")]
+        memory: u32,
+        /// One more argument of QEMU, such as -bios and then its file; as often as needed
+        #[arg(
+            long = "qemu-argument",
+            value_name = "ARGUMENT",
+            allow_hyphen_values = true,
+            requires = "from"
+        )]
+        qemu_arguments: Vec<String>,
+        /// How long the restore test may take
+        #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "10m", requires = "from")]
+        timeout: Duration,
     },
 }
+
+/// QEMU for guests of this machine's kind.
+const QEMU: &str = if cfg!(target_arch = "aarch64") { "qemu-system-aarch64" } else { "qemu-system-x86_64" };
 
 /// What is to be switched.
 #[derive(Debug, Args)]
@@ -366,7 +397,24 @@ impl From<Machine> for Verb {
                 let (name, wish) = match receipts {
                     Receipts::Ls { name, last } => (name, receipts::Wish::List { last }),
                     Receipts::Show { name, id } => (name, receipts::Wish::Show(id)),
-                    Receipts::Verify { name, id } => (name, receipts::Wish::Verify(id)),
+                    Receipts::Verify { name, id, from, .. } if from.is_empty() => {
+                        (name, receipts::Wish::Verify(id))
+                    }
+                    Receipts::Verify {
+                        name,
+                        id,
+                        from,
+                        qemu,
+                        accelerator,
+                        memory,
+                        qemu_arguments,
+                        timeout,
+                    } => {
+                        let (arguments, qemu) = (qemu_arguments, qemu.unwrap_or_else(|| QEMU.into()));
+                        let trial =
+                            Trial { disks: from, qemu, accelerator, memory, arguments, within: timeout };
+                        (name, receipts::Wish::Restore(id, trial))
+                    }
                 };
                 (name, Action::Receipts(wish))
             }

@@ -12,6 +12,7 @@ mod network;
 pub mod power;
 mod qga;
 pub mod receipts;
+pub mod restore;
 
 use std::time::Duration;
 

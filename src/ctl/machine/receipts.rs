@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::restore::{self, Mark, Trial};
 use super::{SOON, answer};
 use crate::ctl::Error;
 use crate::ctl::client::Daemon;
@@ -24,6 +25,8 @@ pub enum Wish {
     Show(String),
     /// Say whether it is as the guest has signed it.
     Verify(String),
+    /// Start a clone from the snapshot that it is of, and compare.
+    Restore(String, Trial),
 }
 
 /// What programs read of an entry of the list.
@@ -43,6 +46,8 @@ struct Shown<'a> {
     receipt: &'a Receipt,
     verdict: &'a str,
     detail: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    restored: Option<&'a Mark>,
 }
 
 /// What programs read of a check.
@@ -64,6 +69,7 @@ pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String, wish: Wis
         Wish::List { last } => list(daemon, printer, name, last).await,
         Wish::Show(id) => show(printer, &get(daemon, name, id).await?),
         Wish::Verify(id) => verify(printer, &get(daemon, name, id).await?),
+        Wish::Restore(id, trial) => restore(printer, &get(daemon, name, id).await?, &trial).await,
     }
 }
 
@@ -110,7 +116,28 @@ async fn get(daemon: &Daemon, name: String, id: String) -> Result<Got, Error> {
 fn show(printer: &mut Printer, got: &Got) -> Result<(), Error> {
     let GetReceiptResponse { verdict, detail, .. } = &got.answer;
     let Some(receipt) = &got.receipt else { return Err(Error::Unmet(format!("the receipt is {detail}"))) };
-    Ok(printer.value(&Shown { receipt, verdict, detail }, || show::words(receipt, detail))?)
+    let mark = Mark::of(&receipt.id);
+    let restored = mark.as_ref();
+    let words = || {
+        let restored = restored.map(|mark| format!("{}\n", mark.words())).unwrap_or_default();
+        show::words(receipt, detail) + &restored
+    };
+    Ok(printer.value(&Shown { receipt, verdict, detail, restored }, words)?)
+}
+
+/// One that was altered is no receipt; one that nobody has signed is tried all the same, and the mark says so.
+async fn restore(printer: &mut Printer, got: &Got, trial: &Trial) -> Result<(), Error> {
+    let GetReceiptResponse { verdict, detail, .. } = &got.answer;
+    let receipt = got.receipt.as_ref().filter(|_| matches!(&**verdict, "signed" | "unsigned"));
+    let Some(receipt) = receipt else {
+        return Err(Error::Unmet(format!("not verified: the receipt is {detail}")));
+    };
+    let mark = restore::run(printer, receipt, verdict, trial).await?;
+    let words = || {
+        let compared = mark.compared.iter().map(|line| format!("{line}\n"));
+        compared.collect::<String>() + &format!("{}: {}\n", mark.id, mark.words())
+    };
+    Ok(printer.value(&mark, words)?)
 }
 
 fn verify(printer: &mut Printer, got: &Got) -> Result<(), Error> {
