@@ -39,8 +39,11 @@ pub enum NoTarget {
     /// An address that stands for all of them.
     #[error("{0:?}: this address stands for all addresses; write localhost or the one that is meant")]
     Unspecified(String),
-    /// The path of a socket is not absolute, too long, or has "..".
-    #[error("{0:?}: the path of a socket is absolute, without \"..\", and has at most {MAX_PATH} bytes")]
+    /// The path of a socket is not absolute, names a directory, is too long, or has "..".
+    #[error(
+        "{0:?}: the path of a socket is absolute, without \"..\", does not end as one of a directory, and has at most \
+         {MAX_PATH} bytes"
+    )]
     Path(String),
 }
 
@@ -133,6 +136,7 @@ fn socket(path: &str) -> Option<Target> {
         && path.len() <= MAX_PATH
         && !path.contains('\0')
         && !path.ends_with('/')
+        && !path.ends_with("/.")
         && !plain.components().any(|part| matches!(part, Component::ParentDir));
     // As components, so that one path is written in one way.
     is_fit.then(|| Target::Path(plain.components().collect()))
@@ -183,7 +187,9 @@ mod tests {
             ("[::ffff:0.0.0.0]:80", "stands for all addresses"),
             ("unix:run/x", "is absolute"),
             ("unix:/run/../x", "is absolute"),
-            ("unix:/run/", "is absolute"),
+            ("unix:/run/", "does not end as one of a directory"),
+            ("unix:/.", "does not end as one of a directory"),
+            ("unix:/run/.", "does not end as one of a directory"),
             ("unix:/x\0", "is absolute"),
             ("unix:", "is absolute"),
         ] {
