@@ -26,8 +26,8 @@
 //! ask for what; `addresses` reads IP addresses as settings and requests write them. `receipt` is what is told of a freeze, for guests and
 //! hosts; `applications` are clients of databases, in processes of their own, which `guest` starts; `metrics` is what guests measure, for guests
 //! and hosts; `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause;
-//! `copies` reads and writes what is copied, in a guest for `rpc` and here for `ctl`. `supervise` owns
-//! every task. `agent` and `hostd`
+//! `copies` reads and writes what is copied, in a guest for `rpc` and here for `ctl`. `turns` gives
+//! one operation at a time the right to work on a thing. `supervise` owns every task. `agent` and `hostd`
 //! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
 //! settings come to.
 
@@ -84,6 +84,8 @@ pub mod topology;
 pub mod transport;
 #[cfg(feature = "trust")]
 pub mod trust;
+#[cfg(any(feature = "agent", feature = "host"))]
+pub mod turns;
 pub mod wire;
 
 /// The version of this package, as `--version` and `GuestInfo.agent_version` give it.

@@ -182,6 +182,17 @@ impl Children {
         }));
     }
 
+    /// Starts `work`, which goes on though whoever waits for this leaves. Completes with what comes of it; with nothing if it
+    /// panicked, or the scope ended before.
+    pub fn run_to_end<F>(&self, work: F) -> impl Future<Output = Option<F::Output>> + use<F>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let (answer, answered) = oneshot::channel();
+        self.spawn(work.map(|outcome| drop(answer.send(outcome))));
+        answered.map(Result::ok)
+    }
+
     /// Starts `task` likewise. If it panics, what comes of `after` takes its place, in the same task.
     pub fn spawn_or<F, A>(&self, task: F, after: impl FnOnce() -> A + Send + 'static)
     where
@@ -221,6 +232,26 @@ mod tests {
         supervisor.spawn("brief", async { Err(anyhow!("disk on fire")) });
         let error = supervisor.run(std::future::pending(), Duration::from_secs(5)).await.unwrap_err();
         assert_eq!(format!("{error:#}"), "task \"brief\" failed: disk on fire");
+    }
+
+    #[tokio::test]
+    async fn work_goes_on_without_whoever_waits_for_it() {
+        let scope = Scope::new();
+        let (begin, start) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let outcome = scope.children().run_to_end(async move {
+            start.await.unwrap();
+            end.send(()).unwrap();
+        });
+        drop(outcome);
+        begin.send(()).unwrap();
+        ended.await.unwrap();
+
+        assert_eq!(scope.children().run_to_end(async { 7 }).await, Some(7));
+        assert_eq!(scope.children().run_to_end(async { panic!("oh") }).await, None::<()>);
+        let endless = scope.children().run_to_end(std::future::pending::<()>());
+        drop(scope);
+        assert_eq!(endless.await, None);
     }
 
     #[tokio::test]

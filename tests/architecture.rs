@@ -81,7 +81,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     // The same of the socket for the cloud controller manager.
     ("cloud", &["supervise", "sys", "transport", "wire"]),
-    ("guest", &["applications", "labels", "metrics", "receipt", "sys"]),
+    ("guest", &["applications", "labels", "metrics", "receipt", "sys", "turns"]),
     // Clients of databases, each in a process of its own, which a guest starts and speaks with.
     ("applications", &["sys"]),
     // What of a guest is a node of a cluster.
@@ -101,6 +101,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sys",
             "transport",
             "trust",
+            "turns",
             "wire",
         ],
     ),
@@ -124,6 +125,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("text", &[]),
     // Keys, in files and in handshakes; what a peer may do is decided elsewhere.
     ("trust", &["sys", "transport"]),
+    ("turns", &[]),
     ("wire", &[]),
 ];
 

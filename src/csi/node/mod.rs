@@ -12,7 +12,7 @@ mod moved;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
 
 use crate::csi::{Identity, Settings, status};
@@ -71,9 +71,8 @@ impl Service {
         (what, volume): (&'static str, String),
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Status> {
-        let (done, outcome) = oneshot::channel();
-        self.0.operations.children().spawn(async move {
-            let outcome = work.await.map_err(|error| {
+        let outcome = self.0.operations.children().run_to_end(async move {
+            work.await.map_err(|error| {
                 let status = status::of(&error);
                 let words = format!("volume {volume}: cannot {what} it: {}", status.message());
                 match status.code() {
@@ -82,11 +81,9 @@ impl Service {
                     _ => tracing::warn!("{words}"),
                 }
                 status
-            });
-            // Whoever asked may be gone.
-            let _ = done.send(outcome);
+            })
         });
-        outcome.await.map_err(|_| Status::unavailable("the agent is ending"))?
+        outcome.await.ok_or_else(|| Status::unavailable("the agent is ending"))?
     }
 
     /// Completes when nothing is being done any more, but soon in any case.

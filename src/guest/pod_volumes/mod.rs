@@ -34,8 +34,8 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::guest::volumes::busy::{Busy, Turn};
 use crate::guest::{Guest, freeze};
+use crate::turns::{self, Turns};
 pub use error::Error;
 
 /// Operations that run at a time; more wait for their turn.
@@ -60,7 +60,7 @@ pub enum Access {
 /// What is being done to pods' volumes, and where kubelet is.
 #[derive(Debug)]
 pub struct PodVolumes {
-    busy: Busy,
+    turns: Turns<Thing, &'static str>,
     places: Arc<Semaphore>,
     root: OnceLock<PathBuf>,
     awaited: awaited::Awaited,
@@ -69,9 +69,26 @@ pub struct PodVolumes {
 impl Default for PodVolumes {
     fn default() -> Self {
         let places = Arc::new(Semaphore::new(AT_ONCE as usize));
-        Self { busy: Busy::default(), places, root: OnceLock::new(), awaited: awaited::Awaited::default() }
+        Self { turns: Turns::default(), places, root: OnceLock::new(), awaited: awaited::Awaited::default() }
     }
 }
+
+/// What only one may work on.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Thing {
+    /// What is written to a volume, by its name.
+    Volume(String),
+    /// A look at how full the volume at a path is.
+    Fill(PathBuf),
+    /// A new mount from the server of a share.
+    Share(String),
+    /// A question to the server of a share that is mounted.
+    Server((u32, u32), String),
+    /// A share's mount at a place of a pod.
+    Place(PathBuf),
+}
+
+type Turn = turns::Turn<Thing, &'static str>;
 
 /// Nobody else does anything to a volume as long as this is there.
 #[derive(Debug)]
@@ -107,7 +124,7 @@ impl PodVolumes {
 async fn begin(guest: &Guest, volume: &str, doing: &'static str) -> Result<Operation, Error> {
     let desk = &guest.pod_volumes;
     let busy = |doing| Error::Busy { volume: volume.to_owned(), doing };
-    let turn = desk.busy.begin(Path::new(volume), doing).map_err(busy)?;
+    let turn = desk.turns.take(Thing::Volume(volume.to_owned()), doing).map_err(busy)?;
     let place = Arc::clone(&desk.places).acquire_owned().await.map_err(|_| busy("the agent is ending"))?;
     unfrozen(guest)?;
     Ok(Operation { _turn: turn, _place: place })

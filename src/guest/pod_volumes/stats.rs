@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::pod_volumes::place::Shown;
-use crate::guest::pod_volumes::{Error, place, share};
+use crate::guest::pod_volumes::{Error, Thing, place, share};
 use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 use crate::sys::usage::{self, Usage};
@@ -54,8 +54,7 @@ pub async fn stats(guest: &Guest, path: &str) -> Result<Stats, Error> {
     let held = if is_share {
         share::server::begin(guest, &shown.mount)
     } else {
-        let key = Path::new("how full is").join(path.trim_start_matches('/'));
-        guest.pod_volumes.busy.begin(&key, "it is asked how full it is").ok()
+        guest.pod_volumes.turns.take(Thing::Fill(path.into()), "it is asked how full it is").ok()
     };
     let Some(held) = held else { return silent() };
     let root = guest.root.clone();

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use crate::guest::Guest;
 use crate::guest::disks::identity::{KnownDisk, Serial, Source};
-use crate::guest::volumes::busy::Turn;
+use crate::guest::volumes::Turn;
 use crate::guest::volumes::{Error, PATIENCE, at_once, holding, work};
 use crate::sys::block::{self, Number};
 use crate::sys::block_device::{self, Facts, Lock};

@@ -14,9 +14,8 @@
 //! immediately before it acts, and needs no lock or key of its own.
 //!
 //! Whatever a device does, a call ends at its deadline. A thread that then still waits for the device holds it
-//! ([`busy`]), so that nothing else is begun with it.
+//! (its [`Turn`]), so that nothing else is begun with it.
 
-pub mod busy;
 pub mod contents;
 mod error;
 mod evidence;
@@ -38,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::sys::blocking;
-use busy::Turn;
+use crate::turns::{self, Turns};
 pub use error::Error;
 use held::Held;
 
@@ -48,13 +47,25 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What is being done to the disks of this machine.
 #[derive(Debug, Default)]
 pub struct Volumes {
-    busy: busy::Busy,
+    turns: Turns<Thing, &'static str>,
 }
+
+/// What only one may work on.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Thing {
+    /// What is mounted at a path, or will be.
+    Place(PathBuf),
+    /// The disk of this generation.
+    Disk(u64),
+}
+
+/// Nobody else does anything to a disk or place until the last copy of this is dropped.
+pub type Turn = turns::Turn<Thing, &'static str>;
 
 impl Volumes {
     /// Begins something with a place, which nobody else does anything to until that ends.
     pub(in crate::guest) fn begin(&self, place: &Path, doing: &'static str) -> Result<Turn, Error> {
-        self.busy.begin(place, doing).map_err(|doing| Error::Busy { what: place.to_owned(), doing })
+        self.take(Thing::Place(place.to_owned()), place, doing)
     }
 
     /// Begins something with the disk of this generation, which nobody else does anything to until that ends: the one
@@ -65,8 +76,11 @@ impl Volumes {
         name: &Path,
         doing: &'static str,
     ) -> Result<Turn, Error> {
-        let key = PathBuf::from(format!("disk {generation}"));
-        self.busy.begin(&key, doing).map_err(|doing| Error::Busy { what: name.to_owned(), doing })
+        self.take(Thing::Disk(generation), name, doing)
+    }
+
+    fn take(&self, thing: Thing, name: &Path, doing: &'static str) -> Result<Turn, Error> {
+        self.turns.take(thing, doing).map_err(|doing| Error::Busy { what: name.to_owned(), doing })
     }
 }
 

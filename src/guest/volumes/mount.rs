@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::mount::MsFlags;
 
 use crate::guest::Guest;
-use crate::guest::volumes::busy::Turn;
+use crate::guest::volumes::Turn;
 use crate::guest::volumes::contents::{Contents, signed};
 use crate::guest::volumes::fsck::{self, Checked};
 use crate::guest::volumes::held::Held;

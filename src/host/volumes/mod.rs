@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex as Momentary, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Mutex, Semaphore, oneshot, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 
 use super::backends::Vm;
 use super::backends::disks::DiskError;
@@ -179,20 +179,18 @@ impl Keeper {
             Asker::Guest { vm, .. } => Some(self.0.turns.enter(vm)?),
             Asker::Person(_) | Asker::Host => None,
         };
-        let (answer, answered) = oneshot::channel();
         let operation = operation(self.clone());
         let half = Arc::clone(&self.0.half);
-        self.0.tasks.children().spawn(async move {
+        let outcome = self.0.tasks.children().run_to_end(async move {
             let begun = Instant::now();
             let outcome = operation.await;
             let code = outcome.as_ref().err().map_or(tonic::Code::Ok, Problem::code);
             half.metrics.volumes.ended(what, code, begun.elapsed());
             drop(place);
-            // Who asked may have gone.
-            drop(answer.send(outcome));
+            outcome
         });
-        let ended = |_| Err(Problem::new(Kind::Unavailable, "guestlet-host is stopping; repeat the call"));
-        answered.await.unwrap_or_else(ended)
+        let ended = || Err(Problem::new(Kind::Unavailable, "guestlet-host is stopping; repeat the call"));
+        outcome.await.unwrap_or_else(ended)
     }
 
     /// Whether only VMs of one host can have the volumes.

@@ -1,9 +1,10 @@
 //! One operation at a time on each thing, and few at a time of each guest.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::problem::{Kind, Problem};
+use crate::turns;
 
 /// Operations that a guest may have begun and not ended.
 const MOST: usize = 16;
@@ -33,44 +34,38 @@ impl Thing {
 
 /// What is being done.
 #[derive(Debug, Clone, Default)]
-pub struct Turns(Arc<Mutex<Doing>>);
-
-#[derive(Debug, Default)]
-struct Doing {
-    things: BTreeSet<Thing>,
-    /// By the name of the VM.
-    operations: BTreeMap<String, usize>,
+pub struct Turns {
+    things: turns::Turns<Thing>,
+    operations: Operations,
 }
+
+/// How many operations are under way, by the name of the VM.
+type Operations = Arc<Mutex<BTreeMap<String, usize>>>;
 
 /// The right to work on one thing, until it is dropped.
-#[derive(Debug)]
-pub struct Turn {
-    turns: Turns,
-    thing: Thing,
-}
+pub type Turn = turns::Turn<Thing>;
 
 /// One operation of a guest, until it is dropped.
 #[derive(Debug)]
 pub struct Place {
-    turns: Turns,
+    operations: Operations,
     vm: String,
 }
 
-impl Turns {
-    fn doing(&self) -> MutexGuard<'_, Doing> {
-        // Nothing that is done under the lock leaves it half changed.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn locked(operations: &Operations) -> MutexGuard<'_, BTreeMap<String, usize>> {
+    // Nothing that is done under the lock leaves it half changed.
+    operations.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
+impl Turns {
     /// The right to work on something.
     ///
     /// # Errors
     /// If somebody has it.
     pub fn take(&self, thing: Thing) -> Result<Turn, Problem> {
-        if !self.doing().things.insert(thing.clone()) {
-            return Err(Problem::new(Kind::Aborted, "another operation on this volume is under way"));
-        }
-        Ok(Turn { turns: self.clone(), thing })
+        self.things
+            .take(thing, ())
+            .map_err(|()| Problem::new(Kind::Aborted, "another operation on this volume is under way"))
     }
 
     /// Begins an operation of a guest.
@@ -78,8 +73,8 @@ impl Turns {
     /// # Errors
     /// If it has begun too many.
     pub fn enter(&self, vm: &str) -> Result<Place, Problem> {
-        let mut doing = self.doing();
-        let count = doing.operations.entry(vm.to_owned()).or_default();
+        let mut operations = locked(&self.operations);
+        let count = operations.entry(vm.to_owned()).or_default();
         if *count >= MOST {
             return Err(Problem::new(
                 Kind::Aborted,
@@ -87,23 +82,17 @@ impl Turns {
             ));
         }
         *count += 1;
-        Ok(Place { turns: self.clone(), vm: vm.to_owned() })
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.turns.doing().things.remove(&self.thing);
+        Ok(Place { operations: Arc::clone(&self.operations), vm: vm.to_owned() })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut doing = self.turns.doing();
-        if let Some(count) = doing.operations.get_mut(&self.vm) {
+        let mut operations = locked(&self.operations);
+        if let Some(count) = operations.get_mut(&self.vm) {
             *count -= 1;
             if *count == 0 {
-                doing.operations.remove(&self.vm);
+                operations.remove(&self.vm);
             }
         }
     }
@@ -129,6 +118,6 @@ mod tests {
         places.pop();
         turns.enter("vm").unwrap();
         drop(places);
-        assert!(turns.doing().operations.is_empty() && turns.doing().things.is_empty());
+        assert!(locked(&turns.operations).is_empty());
     }
 }

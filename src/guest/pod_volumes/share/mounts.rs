@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::late::{self, Late};
 use super::server::is_of_a_dead_server;
 use super::{Share, Usage, apart, last, options};
 use crate::guest::Guest;
-use crate::guest::pod_volumes::{Error, look, place};
+use crate::guest::pod_volumes::{Error, Thing, look, place};
 use crate::sys::blocking;
 use crate::sys::mountinfo::{Mount, MountList};
 use crate::sys::mounting::{How, Place, What};
@@ -33,9 +33,12 @@ const TO_BIND: Duration = Duration::from_secs(10);
 pub(super) async fn make(guest: &Guest, share: &Share, usage: &Usage) -> Result<OwnedFd, Error> {
     let options = options::of(share, &usage.options, usage.read_only)?;
     let source = share.source();
-    let key = PathBuf::from(format!("is mounted from {source}"));
     let busy = |doing| Error::Busy { volume: share.volume.clone(), doing };
-    let turn = guest.pod_volumes.busy.begin(&key, "its server is asked for it").map_err(busy)?;
+    let turn = guest
+        .pod_volumes
+        .turns
+        .take(Thing::Share(source.clone()), "its server is asked for it")
+        .map_err(busy)?;
     let effects = Arc::clone(&guest.effects);
     let work = blocking::run(move || {
         let made = effects.make_mount(&source, KIND, &options.data, options.flags);
@@ -113,9 +116,12 @@ async fn bind_to(
     flags: MsFlags,
     open: impl FnOnce(&Path) -> io::Result<Place> + Send + 'static,
 ) -> Result<(), Error> {
-    let key = PathBuf::from(format!("is bound to {}", place.display()));
     let busy = |doing| Error::Busy { volume: place.display().to_string(), doing };
-    let turn = guest.pod_volumes.busy.begin(&key, "the share is being bound there").map_err(busy)?;
+    let turn = guest
+        .pod_volumes
+        .turns
+        .take(Thing::Place(place.to_owned()), "the share is being bound there")
+        .map_err(busy)?;
     let (effects, from, to) = (Arc::clone(&guest.effects), staged.clone(), place.to_owned());
     let work = move |late: &Late| {
         let _turn = turn;

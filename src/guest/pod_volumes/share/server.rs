@@ -1,7 +1,6 @@
 //! Asks the server of a share whether it answers. It may be dead, and whoever asks it then waits for minutes, or for ever: so only
 //! a thread does, which is waited for only so long, and there is one for each share at a time.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use nix::errno::Errno;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::guest::Guest;
-use crate::guest::volumes::busy::Turn;
+use crate::guest::pod_volumes::{Thing, Turn};
 use crate::sys::blocking;
 use crate::sys::mountinfo::Mount;
 
@@ -18,9 +17,8 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// The turn of whoever asks the server of a share; none while somebody does.
 pub(in crate::guest::pod_volumes) fn begin(guest: &Guest, mount: &Mount) -> Option<Turn> {
-    let (major, minor) = mount.device;
-    let key = PathBuf::from(format!("does it answer: {major}:{minor} {}", mount.source));
-    guest.pod_volumes.busy.begin(&key, "its server is asked").ok()
+    let server = Thing::Server(mount.device, mount.source.clone());
+    guest.pod_volumes.turns.take(server, "its server is asked").ok()
 }
 
 /// Whether the server of a share that is mounted answers so soon. A thread that waits for it since before is waited for first: what

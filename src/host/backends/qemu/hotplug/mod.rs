@@ -19,18 +19,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex as Momentary, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Mutex, oneshot, watch};
+use tokio::sync::{Mutex, watch};
 
 use super::super::disks::{
     Answer, AttachedDisk, Bus, Detached, DiskError, DiskVolume, Disks, GuestSide, NewDisk,
 };
 use super::link::{Link, Notice, Owner};
 use crate::supervise::Children;
+use crate::turns::{self, Turns};
 
 mod attach;
 mod authority;
@@ -67,7 +68,7 @@ pub struct Vm {
     /// Held by who makes or closes nodes, so that a node on its way to a device is never taken for a leftover.
     changing: Mutex<()>,
     /// Serial numbers with an operation under way.
-    busy: Momentary<BTreeSet<String>>,
+    busy: Turns<String>,
 }
 
 /// What there is for disks of one kind in a VM.
@@ -82,27 +83,18 @@ pub struct Places {
 /// The right to work on one disk, until it is dropped.
 struct Turn {
     vm: Arc<Vm>,
-    serial: String,
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.vm.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.serial);
-    }
+    _turn: turns::Turn<String>,
 }
 
 impl Vm {
     /// A VM of this UUID that is asked through `link`; operations run as `children`.
     pub fn new(name: String, uuid: String, link: Link, children: Children) -> Self {
-        Self { name, uuid, link, children, changing: Mutex::default(), busy: Momentary::default() }
+        Self { name, uuid, link, children, changing: Mutex::default(), busy: Turns::default() }
     }
 
     fn turn(self: &Arc<Self>, serial: &str) -> Result<Turn, DiskError> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        if !busy.insert(serial.to_owned()) {
-            return Err(DiskError::Busy(serial.to_owned()));
-        }
-        Ok(Turn { vm: Arc::clone(self), serial: serial.to_owned() })
+        let turn = self.busy.take(serial.to_owned(), ()).map_err(|()| DiskError::Busy(serial.to_owned()))?;
+        Ok(Turn { vm: Arc::clone(self), _turn: turn })
     }
 
     /// Closes nodes of ours that have no device, whenever there may be one, until the monitor ends.
@@ -227,16 +219,11 @@ impl Hotplug {
             Ok(vm) => vm,
             Err(error) => return Box::pin(async { Err(error) }),
         };
-        let (answer, answered) = oneshot::channel();
         let children = vm.children.clone();
-        let operation = operation(vm);
-        children.spawn(async move {
-            // Who asked may have gone.
-            let _ = answer.send(operation.await);
-        });
+        let outcome = children.run_to_end(operation(vm));
         let ended =
             || DiskError::Unreachable("the settings of the VM changed meanwhile; repeat the command".into());
-        Box::pin(async move { answered.await.unwrap_or_else(|_| Err(ended())) })
+        Box::pin(async move { outcome.await.unwrap_or_else(|| Err(ended())) })
     }
 }
 
