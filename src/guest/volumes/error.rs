@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::guest::volumes::holders::{self, Holder};
+use crate::guest::volumes::holders::Holders;
 use crate::sys::program;
 
 /// Why not.
@@ -154,12 +154,12 @@ pub enum Error {
         source: io::Error,
     },
     /// Somebody uses it.
-    #[error("{} is in use: {}", target.display(), holders::words(holders))]
+    #[error("{} is in use: {holders}", target.display())]
     InUse {
         /// Where.
         target: PathBuf,
         /// Who, as far as it can be told.
-        holders: Vec<Holder>,
+        holders: Holders,
     },
     /// The kernel does not take it as swap space, or cannot let go of it.
     #[error("cannot change the use of the swap space on {}", device.display())]

@@ -13,10 +13,19 @@ use crate::sys::root::Root;
 
 /// How many are told.
 const MOST: usize = 32;
-/// How long they are searched for. The newest processes come last, and a busy guest takes some seconds to get there.
+/// How long they are searched for: a busy guest takes some seconds to say what its processes have open.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a list of mapped files that are looked at.
 const LONGEST: usize = 1 << 20;
+
+/// Who uses a file system.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// Who was found; 32 at most.
+    found: Vec<Holder>,
+    /// Not all processes were looked at in time.
+    is_cut: bool,
+}
 
 /// Somebody who uses a file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,20 +86,38 @@ impl fmt::Display for Holder {
     }
 }
 
-/// All of them in one sentence.
-pub(super) fn words(holders: &[Holder]) -> String {
-    if holders.is_empty() {
-        return "nobody is found who uses it".to_owned();
+impl Holders {
+    /// Whether nobody uses it, as far as all could be looked at.
+    pub fn are_none(&self) -> bool {
+        self.found.is_empty() && !self.is_cut
     }
-    let mut words: Vec<_> = holders.iter().take(8).map(Holder::to_string).collect();
-    if holders.len() > words.len() {
-        words.push(format!("and {} more", holders.len() - words.len()));
-    }
-    words.join("; ")
 }
 
-/// Who uses the mount, of all these; 32 at most.
-pub fn holders(root: &Root, mount: &Mount, mounts: &[Mount]) -> Vec<Holder> {
+/// All of them in one sentence.
+impl fmt::Display for Holders {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// More would not be read.
+        const TOLD: usize = 8;
+
+        if self.found.is_empty() && self.is_cut {
+            return write!(formatter, "not all processes could be looked at within {} s", PATIENCE.as_secs());
+        }
+        if self.found.is_empty() {
+            return formatter.write_str("nobody is found who uses it");
+        }
+        for (place, holder) in self.found.iter().take(TOLD).enumerate() {
+            let separator = if place == 0 { "" } else { "; " };
+            write!(formatter, "{separator}{holder}")?;
+        }
+        match self.found.len().saturating_sub(TOLD) {
+            0 => Ok(()),
+            more => write!(formatter, "; and {more} more"),
+        }
+    }
+}
+
+/// Who uses the mount, of all these. The newest processes are looked at first: the oldest are the kernel's and the system's.
+pub fn holders(root: &Root, mount: &Mount, mounts: &[Mount]) -> Holders {
     let place = Path::new(&mount.mount_point);
     let below = |other: &&Mount| other.id != mount.id && Path::new(&other.mount_point).starts_with(place);
     let mut found: Vec<_> =
@@ -99,14 +126,17 @@ pub fn holders(root: &Root, mount: &Mount, mounts: &[Mount]) -> Vec<Holder> {
     let search = Search { root, mount, place, until: Instant::now() + PATIENCE };
     let mut ids: Vec<u32> = names(root, "/proc").filter_map(|name| name.parse().ok()).collect();
     ids.sort_unstable();
-    for id in ids {
-        if found.len() >= MOST || Instant::now() > search.until {
-            break;
-        }
+    let mut newest_first = ids.into_iter().rev();
+    let mut is_cut = false;
+    while found.len() < MOST
+        && !is_cut
+        && let Some(id) = newest_first.next()
+    {
         found.extend(search.process(id));
+        is_cut = Instant::now() > search.until;
     }
     found.truncate(MOST);
-    found
+    Holders { found, is_cut }
 }
 
 struct Search<'a> {
@@ -200,9 +230,13 @@ mod tests {
     fn words_for_people() {
         let process =
             |id| Holder::Process { id, name: "vi".to_owned(), how: Use::Open, path: "/data/x".into() };
-        assert_eq!(words(&[process(7)]), "vi (process 7) has /data/x open");
-        let many: Vec<_> = (0..10).map(process).collect();
-        assert!(words(&many).ends_with("; and 2 more"));
-        assert_eq!(words(&[]), "nobody is found who uses it");
+        let words = |found, is_cut| Holders { found, is_cut }.to_string();
+        assert_eq!(words(vec![process(7)], false), "vi (process 7) has /data/x open");
+        assert_eq!(words(vec![process(7)], true), "vi (process 7) has /data/x open");
+        let many = words((0..10).map(process).collect(), false);
+        assert!(many.ends_with("vi (process 7) has /data/x open; and 2 more"), "{many}");
+        assert_eq!(words(Vec::new(), false), "nobody is found who uses it");
+        assert_eq!(words(Vec::new(), true), "not all processes could be looked at within 10 s");
+        assert!(Holders::default().are_none() && !Holders { found: Vec::new(), is_cut: true }.are_none());
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use crate::guest::Guest;
-use crate::guest::volumes::holders::{Holder, holders};
+use crate::guest::volumes::holders::{Holders, holders};
 use crate::guest::volumes::{Error, PATIENCE, at_once, keeping};
 use crate::sys::mountinfo::{Mount, MountList};
 
@@ -49,8 +49,8 @@ pub async fn detach(guest: &Guest, target: &Path, deadline: Duration) -> Result<
     done.map_err(|source| Error::Unmount { target: target.to_owned(), source })
 }
 
-fn all(guest: &Guest, path: &Path) -> Result<usize, (io::Error, Vec<Holder>)> {
-    let plain = |error: io::Error| (error, Vec::new());
+fn all(guest: &Guest, path: &Path) -> Result<usize, (io::Error, Holders)> {
+    let plain = |error: io::Error| (error, Holders::default());
     let list = MountList::open(&guest.root).map_err(plain)?;
     let (mut done, mut until) = (0, None);
     while done < DEEPEST {
@@ -65,7 +65,7 @@ fn all(guest: &Guest, path: &Path) -> Result<usize, (io::Error, Vec<Holder>)> {
         }
         let holders = holders(&guest.root, mount, &mounts);
         let until = *until.get_or_insert_with(|| Instant::now() + PASSING);
-        if !holders.is_empty() || Instant::now() >= until {
+        if !holders.are_none() || Instant::now() >= until {
             return Err((error, holders));
         }
         std::thread::sleep(AGAIN);
