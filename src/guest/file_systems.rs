@@ -9,7 +9,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::guest::Guest;
-use crate::guest::disks::{Device, Error, Finder, Wait};
+use crate::guest::block_devices::{Device, Error, Finder, Wait};
 use crate::sys::block::Number;
 use crate::sys::effects::Trimmed;
 use crate::sys::mountinfo::{Mount, MountList};

@@ -9,6 +9,7 @@ use crate::sys::effects::{Effects, Machine};
 use crate::sys::root::Root;
 
 pub mod accounts;
+pub mod block_devices;
 pub mod clock;
 pub mod disk_rules;
 pub mod disks;

@@ -1,7 +1,8 @@
 //! The one place where failures become QGA error classes.
 
 use crate::guest::{
-    accounts, clock, disks, files, freeze, passwords, power, processes, processors, ssh_keys, suspend, users,
+    accounts, block_devices, clock, files, freeze, passwords, power, processes, processors, ssh_keys,
+    suspend, users,
 };
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
@@ -146,7 +147,7 @@ macro_rules! from_verbs {
 
 from_verbs!(
     clock::Error,
-    disks::Error,
+    block_devices::Error,
     freeze::Error,
     power::Error,
     processes::Error,

@@ -3,7 +3,7 @@
 use tonic::{Request, Response, Status};
 
 use crate::guest::file_systems::{self, FileSystem, NotTrimmed, Trim};
-use crate::guest::{Guest, disks};
+use crate::guest::{Guest, block_devices};
 use crate::rpc::guard;
 use crate::rpc::guest::may_work;
 use crate::sys::{blocking, error_chain};
@@ -29,7 +29,7 @@ impl Service {
     /// Does `work`, which may hang as long as a disk does, beside the event loop.
     async fn away<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Guest) -> Result<T, disks::Error> + Send + 'static,
+        work: impl FnOnce(&Guest) -> Result<T, block_devices::Error> + Send + 'static,
     ) -> Result<T, Status> {
         may_work()?;
         let guest = self.0.clone();

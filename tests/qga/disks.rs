@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use guestlet::guest::Guest;
+use guestlet::guest::block_devices::{Wait, list};
 use guestlet::guest::disks::location::Bus;
-use guestlet::guest::disks::{Wait, list};
 use guestlet::guest::file_systems;
 use guestlet::sys::root::Root;
 use serde_json::{Value, json};

@@ -3,9 +3,9 @@
 use serde::{Serialize, Serializer};
 
 use crate::guest::Guest;
-use crate::guest::disks::list::{Listed, list};
+use crate::guest::block_devices::list::{Listed, list};
+use crate::guest::block_devices::{self, Disk, Wait, statistics};
 use crate::guest::disks::location::{Channel, Pci};
-use crate::guest::disks::{self, Disk, Wait, statistics};
 use crate::policy::Role;
 use crate::qga::call::Call;
 use crate::qga::error::Error;
@@ -51,10 +51,10 @@ pub(super) async fn away<T: Send + 'static>(work: impl FnOnce() -> T + Send + 's
 /// go away costs more than the work that is done at once.
 async fn at_once_or_away<T: Send + 'static>(
     guest: &Guest,
-    work: fn(&Guest, Wait) -> Result<T, disks::Error>,
+    work: fn(&Guest, Wait) -> Result<T, block_devices::Error>,
 ) -> Result<T, Error> {
     match work(guest, Wait::Cannot) {
-        Err(disks::Error::MustWait) => {
+        Err(block_devices::Error::MustWait) => {
             let guest = guest.clone();
             Ok(away(move || work(&guest, Wait::Can)).await??)
         }

@@ -2,12 +2,17 @@
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::identity::{self, Asked, Source};
 use super::lookup::{FindError, Selector};
 use super::room::{Room, WaitError};
-use super::*;
+use super::uses;
+use crate::guest::Guest;
+use crate::guest::block_devices::{Error, Wait, serials};
+use crate::sys::block;
+use crate::sys::root::Root;
 
 mod tracker;
 

@@ -1,6 +1,7 @@
 //! The tracker: each state of a disk, and any order of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::io;
 
 use proptest::prelude::*;
 use tokio::time::Instant;

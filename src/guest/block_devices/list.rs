@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::guest::Guest;
+use crate::guest::block_devices::{Disk, Error, Wait, disk};
 use crate::guest::disks::location::Bus;
-use crate::guest::disks::{Disk, Error, Wait, disk};
 use crate::sys::block::{self, Number, Sized};
 use crate::sys::error_chain;
 use crate::sys::nvme::{self, Health};

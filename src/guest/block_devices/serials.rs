@@ -7,8 +7,8 @@
 //! [`Room`]: crate::guest::disks::room::Room
 
 use crate::guest::Guest;
+use crate::guest::block_devices::{Error, Wait};
 use crate::guest::disks::identity::Serial;
-use crate::guest::disks::{Error, Wait};
 use crate::sys::block::{self, Number};
 use crate::sys::{disk_serial, udev};
 
