@@ -55,10 +55,7 @@ impl From<Saying> for ToTarget {
             Saying::Connect(number, target) => {
                 Message::Connect(ConnectTarget { number, target: target.to_string() })
             }
-            Saying::Of(number, Said::Data(data, _)) => Message::Data(ForwardData { number, data }),
-            Saying::Of(number, Said::Credit(bytes)) => Message::Credit(ForwardCredit { number, bytes }),
-            Saying::Of(number, Said::End) => Message::End(number),
-            Saying::Of(number, Said::Reset(reason)) => Message::Reset(ForwardReset { number, reason }),
+            Saying::Of(number, said) => (number, said).into(),
         };
         Self { message: Some(message) }
     }

@@ -18,10 +18,7 @@ use crate::transport::carry::{Link, Manner, Outbox, Said, carry};
 use crate::wire::proto::v1::forward_client::ForwardClient;
 use crate::wire::proto::v1::from_target::Message as Told;
 use crate::wire::proto::v1::to_target::Message;
-use crate::wire::proto::v1::{
-    ConnectTarget, ForwardCredit, ForwardData, ForwardReset, FromTarget, OpenForward, RefusedBecause,
-    ToTarget,
-};
+use crate::wire::proto::v1::{ConnectTarget, FromTarget, OpenForward, RefusedBecause, ToTarget};
 
 /// Bytes that may come and wait to be read.
 const WINDOW: usize = 256 << 10;
@@ -37,22 +34,23 @@ pub(super) struct Connection<'c> {
 }
 
 /// What is said to the guest.
-struct Saying(Message);
+enum Saying {
+    First(Message),
+    Of(u32, Said),
+}
 
 impl From<(u32, Said)> for Saying {
     fn from((number, said): (u32, Said)) -> Self {
-        Self(match said {
-            Said::Data(data, _) => Message::Data(ForwardData { number, data }),
-            Said::Credit(bytes) => Message::Credit(ForwardCredit { number, bytes }),
-            Said::End => Message::End(number),
-            Said::Reset(reason) => Message::Reset(ForwardReset { number, reason }),
-        })
+        Self::Of(number, said)
     }
 }
 
 fn sent(said: mpsc::UnboundedReceiver<Saying>) -> impl tokio_stream::Stream<Item = ToTarget> {
     futures_util::stream::unfold(said, |mut said| async {
-        let Saying(message) = said.recv().await?;
+        let message = match said.recv().await? {
+            Saying::First(message) => message,
+            Saying::Of(number, said) => (number, said).into(),
+        };
         Some((ToTarget { message: Some(message) }, said))
     })
 }
@@ -88,9 +86,9 @@ impl Connection<'_> {
                 .await?;
         let mut call = beside::dial(self.fleet, self.vm).await?;
         let (outbox, said) = Outbox::<Saying>::new();
-        outbox.say(Saying(Message::Open(OpenForward::default())));
-        outbox
-            .say(Saying(Message::Connect(ConnectTarget { number: NUMBER, target: self.job.target.clone() })));
+        outbox.say(Saying::First(Message::Open(OpenForward::default())));
+        let connect = ConnectTarget { number: NUMBER, target: self.job.target.clone() };
+        outbox.say(Saying::First(Message::Connect(connect)));
         let mut client =
             ForwardClient::with_origin(call.client.clone(), origin()).max_decoding_message_size(MAX_MESSAGE);
         let begun = call.drive(BEGIN, client.forward_connections(behalf.state(sent(said)))).await;

@@ -229,9 +229,6 @@ fn told(answer: Answer) -> Told {
         Answer::Refused(number, (because, reason)) => {
             Told::Refused(v1::TargetRefused { number, because: because.into(), reason })
         }
-        Answer::Of(number, Said::Data(data, _)) => Told::Data(v1::ForwardData { number, data }),
-        Answer::Of(number, Said::Credit(bytes)) => Told::Credit(v1::ForwardCredit { number, bytes }),
-        Answer::Of(number, Said::End) => Told::End(number),
-        Answer::Of(number, Said::Reset(reason)) => Told::Reset(v1::ForwardReset { number, reason }),
+        Answer::Of(number, said) => (number, said).into(),
     }
 }

@@ -10,6 +10,7 @@
 //! sent over the shared stream is bounded for all its connections together.
 
 pub mod flow;
+mod messages;
 
 use std::io;
 use std::pin::pin;
