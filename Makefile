@@ -32,7 +32,7 @@ export GRPC_GO_CLIENT := $(CACHE)/tools/grpc-go/client
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-packages lint clippy lint-alone unit-test kubevirt-test release package release-package gate-package static rpm \
 	tarball image chart packages check-packages images restore-dependencies keep-dependencies vm-test vm-builds vm-tests side-by-side \
-	beside-unit-test test peers soak fuzz dist demo demo-kubernetes bench clean
+	beside-unit-test test peers soak fuzz dist demo demo-kubernetes pictures bench clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -45,8 +45,8 @@ lint: clippy lint-alone ## format, clippy for all programs together, each progra
 clippy:
 	$(STEP) "format" cargo fmt --check
 	$(STEP) "clippy" cargo clippy $(GATE) --all-targets -- -D warnings
-	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo --test kubevirt --test kubernetes \
-		--test peers -- -D warnings
+	$(STEP) "clippy, tests with VMs" cargo clippy $(GATE) --test vm --test disk_layers --test images --test demo --test pictures --test kubevirt \
+		--test kubernetes --test peers -- -D warnings
 
 lint-alone:
 	$(STEP) "agent alone" tests/setup/check.sh $(GATE) --no-default-features --features agent
@@ -208,6 +208,12 @@ demo-kubernetes: restore-dependencies setup ## show VMs of a Kubernetes cluster 
 	$(STEP) "programs" cargo test $(GATE) --quiet --test kubernetes --no-run
 	@$(MAKE) --no-print-directory gate-package keep-dependencies
 	@cargo test $(GATE) --quiet --test kubernetes
+
+# What the demo says is real, and takes minutes: the file that DEMO_LOG names is drawn, if there is one.
+pictures: export DEMO_LOG := $(or $(DEMO_LOG),$(TARGET)/demo.log)
+pictures: ## draw the pictures of the documentation (docs/pictures; as root, DEMO_LOG=file with the output of make demo)
+	@test -s "$(DEMO_LOG)" || { $(MAKE) --no-print-directory demo > "$(DEMO_LOG).part" && mv "$(DEMO_LOG).part" "$(DEMO_LOG)"; }
+	$(STEP) "pictures" cargo test $(GATE) --quiet --test pictures
 
 bench: export GUESTLET_BIN_DIR := $(TARGET)/release
 bench: export GUESTLET_DEB := $(DEB)/guestlet_$(VERSION)-1_amd64.deb

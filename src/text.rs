@@ -1,11 +1,19 @@
 //! How people are shown things, and write them: sizes, rows of tables, a dash where there is nothing, patterns of names.
 
+use std::cmp::Ordering;
+
+pub mod colours;
 pub mod findings;
 pub mod target;
 pub mod wildcard;
 
 /// Rows as columns of equal width, two spaces apart, with a line's end after each.
 pub fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
+    painted_table(rows, |_, _, cell| cell.to_owned())
+}
+
+/// The same, with what `paint` makes of each cell; it is given the numbers of the row and of the column.
+pub fn painted_table<R: AsRef<[String]>>(rows: &[R], paint: impl Fn(usize, usize, &str) -> String) -> String {
     let mut widths = vec![0; rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0)];
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
@@ -13,10 +21,18 @@ pub fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
         }
     }
     let mut text = String::new();
-    for row in rows {
-        let cells = row.as_ref().iter().zip(&widths);
-        let line: Vec<_> = cells.map(|(cell, &width)| format!("{cell:width$}")).collect();
-        text.push_str(line.join("  ").trim_end());
+    for (number, row) in rows.iter().enumerate() {
+        // Spaces before the next cell that shows anything.
+        let mut owed = 0;
+        for (column, (cell, width)) in row.as_ref().iter().zip(&widths).enumerate() {
+            let cell = cell.trim_end();
+            if !cell.is_empty() {
+                text.extend(std::iter::repeat_n(' ', owed));
+                text.push_str(&paint(number, column, cell));
+                owed = 0;
+            }
+            owed += width + 2 - cell.chars().count();
+        }
         text.push('\n');
     }
     text
@@ -64,6 +80,37 @@ pub fn exact_size(bytes: u64) -> String {
         .map_or(bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
 
+/// Compares as people count: numbers in the texts as numbers, so that `web-2` comes before `web-10`.
+pub fn natural_order(one: &str, other: &str) -> Ordering {
+    let (mut one_rest, mut other_rest) = (one, other);
+    loop {
+        let numbers = number(one_rest).zip(number(other_rest));
+        let order = if let Some(((one, after_one), (other, after_other))) = numbers {
+            (one_rest, other_rest) = (after_one, after_other);
+            one.len().cmp(&other.len()).then_with(|| one.cmp(other))
+        } else {
+            let (mut one_characters, mut other_characters) = (one_rest.chars(), other_rest.chars());
+            let pair = (one_characters.next(), other_characters.next());
+            if pair == (None, None) {
+                // Leading zeros alone tell them apart.
+                return one.cmp(other);
+            }
+            (one_rest, other_rest) = (one_characters.as_str(), other_characters.as_str());
+            pair.0.cmp(&pair.1)
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+}
+
+/// The digits at the beginning, without leading zeros, and what follows.
+fn number(text: &str) -> Option<(&str, &str)> {
+    let rest = text.trim_start_matches(|one: char| one.is_ascii_digit());
+    let digits = &text[..text.len() - rest.len()];
+    (!digits.is_empty()).then(|| (digits.trim_start_matches('0'), rest))
+}
+
 /// The text, or a dash in place of none.
 pub fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
@@ -78,6 +125,21 @@ mod tests {
         let row = |cells: [&str; 3]| cells.map(str::to_owned);
         let rows = [row(["NAME", "X", "REASON"]), row(["ünï", "-", ""]), row(["a", "long", "why"])];
         assert_eq!(table(&rows), "NAME  X     REASON\nünï   -\na     long  why\n");
+        let gap = [row(["a", "", "b"]), row(["", "cc", ""]), row([" d ", " ", "e"])];
+        assert_eq!(table(&gap), "a        b\n     cc\n d       e\n");
+        let paint = |row, column, cell: &str| format!("<{row}{column}{cell}>");
+        assert_eq!(painted_table(&gap[..2], paint), "<00a>      <02b>\n   <11cc>\n");
+    }
+
+    #[test]
+    fn numbers_in_texts_are_compared_as_numbers() {
+        let ascending =
+            ["", "07", "7", "8a", "10", "192.0.2.9", "192.0.2.10", "a", "a-2", "a-10b", "a-10c", "b", "ä"];
+        for (at, one) in ascending.iter().enumerate() {
+            for (other_at, other) in ascending.iter().enumerate() {
+                assert_eq!(natural_order(one, other), at.cmp(&other_at), "{one:?} {other:?}");
+            }
+        }
     }
 
     #[test]

@@ -141,6 +141,16 @@ mod tests {
         let command = Arguments::command();
         let mut sections = clap_sections!(command.clone());
         sections.push((
+            "FILES".to_owned(),
+            vec![
+                Entry::new("/run/guestlet-cloud/cloud.sock", "The socket of this node's agent."),
+                Entry::new(
+                    "/var/run/secrets/kubernetes.io/serviceaccount",
+                    "How a pod reaches the API server, without --kubeconfig.",
+                ),
+            ],
+        ));
+        sections.push((
             "EXIT STATUS".to_owned(),
             vec![
                 Entry::new("0", "It was told to end."),

@@ -21,6 +21,7 @@ use guestlet::sys::daemon::{self, Process};
 use guestlet::sys::pid_file::PidFile;
 use guestlet::sys::root::Root;
 use guestlet::sys::{activation, logging};
+use guestlet::text::colours::Colours;
 use guestlet::text::findings;
 use guestlet::thaw::{self, Thaw};
 use guestlet::{VERSION, agent, applications, privileges, status};
@@ -272,7 +273,8 @@ fn examine(settings: Option<PathBuf>, json: bool, program: Program) -> anyhow::R
     let root = Root::default();
     let answer = answer.as_ref().map_err(|error| format!("{error:#}"));
     let findings = doctor::examine(&Patient { root: &root, settings: settings.as_ref(), answer });
-    show(&if json { format!("{:#}\n", findings::json(&findings)) } else { findings::table(&findings) });
+    let people = || findings::table(&findings, Colours::on(&std::io::stdout()));
+    show(&if json { format!("{:#}\n", findings::json(&findings)) } else { people() });
     Ok(if findings::any_wrong(&findings) { ExitCode::from(SOMETHING_IS_WRONG) } else { ExitCode::SUCCESS })
 }
 

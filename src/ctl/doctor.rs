@@ -40,7 +40,8 @@ pub async fn ask(mut client: Client) -> Result<Asked, Error> {
 /// # Errors
 /// [`Error::Wrong`] if something is wrong, or if standard output cannot be written.
 pub fn tell(printer: &mut Printer, found: &[Finding]) -> Result<(), Error> {
-    printer.value(&findings::json(found), || findings::table(found))?;
+    let colours = printer.colours();
+    printer.value(&findings::json(found), || findings::table(found, colours))?;
     if findings::any_wrong(found) { Err(Error::Wrong) } else { Ok(()) }
 }
 

@@ -1,34 +1,155 @@
-//! `guestctl ls`: all VMs, one on each line.
+//! `guestctl ls`: VMs, one on each line. To add a column: its variant of [`Column`], and its arms in `cell` and `order`.
 
-use crate::text;
+use std::cmp::Ordering;
 use std::time::SystemTime;
+
+use clap::ValueEnum;
 
 use super::client::{self, Client, answer};
 use super::print::Printer;
 use super::{Error, json, words};
+use crate::text::colours::{Colours, Style};
+use crate::text::{self, wildcard};
 use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, VirtualMachine};
 
-/// Lists all VMs, `wide` with more columns. Warns of settings that are not in force.
+/// What to list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct List {
+    /// Names of VMs, and patterns of names; all VMs if there are none.
+    pub names: Vec<String>,
+    /// By which column rows are sorted; by name if there is none.
+    pub sort: Option<Column>,
+    /// With more columns.
+    pub wide: bool,
+}
+
+/// What is shown of a VM, in the order of the columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "a column is called as its head")]
+pub enum Column {
+    Name,
+    Cluster,
+    Power,
+    Agent,
+    Hostname,
+    Os,
+    Version,
+    Since,
+    Heard,
+    Callback,
+    Addresses,
+    Node,
+    Zone,
+    Kernel,
+    BootId,
+    Dial,
+    Reason,
+}
+
+impl Column {
+    fn is_for_wide(self) -> bool {
+        matches!(
+            self,
+            Self::Heard
+                | Self::Callback
+                | Self::Addresses
+                | Self::Node
+                | Self::Zone
+                | Self::Kernel
+                | Self::BootId
+                | Self::Dial
+        )
+    }
+
+    /// Whether it shows what is in a guest's state, which a list has only if it is asked for.
+    fn is_of_state(self) -> bool {
+        matches!(self, Self::Addresses | Self::Node | Self::Zone)
+    }
+
+    fn head(self) -> String {
+        let name = self.to_possible_value().map(|value| value.get_name().to_uppercase());
+        name.unwrap_or_default().replace('-', " ")
+    }
+
+    fn cell(self, vm: &VirtualMachine, now: SystemTime) -> String {
+        let guest = vm.guest.as_ref();
+        let of_guest = |value: Option<&String>| text::or_dash(value.map_or("", String::as_str));
+        match self {
+            Self::Name => vm.name.clone(),
+            Self::Cluster => text::or_dash(&vm.cluster),
+            Self::Power => words::power(vm.power()).to_owned(),
+            Self::Agent => words::session(vm.session()).to_owned(),
+            Self::Hostname => of_guest(guest.map(|guest| &guest.host_name)),
+            Self::Os => {
+                let system = guest.and_then(|guest| guest.operating_system.as_ref());
+                of_guest(system.map(|system| match system.pretty_name.as_str() {
+                    "" => &system.name,
+                    _ => &system.pretty_name,
+                }))
+            }
+            Self::Version => of_guest(guest.map(|guest| &guest.agent_version)),
+            Self::Since => words::age(vm.since.as_ref(), now),
+            Self::Heard => words::age(vm.last_heard.as_ref(), now),
+            Self::Callback => words::callback(vm.callback()).to_owned(),
+            Self::Addresses => text::or_dash(&addresses(vm).join(",")),
+            Self::Node => text::or_dash(node(vm)),
+            Self::Zone => text::or_dash(zone(vm)),
+            Self::Kernel => of_guest(guest.map(|guest| &guest.kernel_release)),
+            Self::BootId => of_guest(guest.map(|guest| &guest.boot_id)),
+            Self::Dial => vm.dial.clone(),
+            Self::Reason => words::reasons(vm),
+        }
+    }
+
+    /// What is not known comes last. Ages are compared as times, the youngest first.
+    fn order(self, one: &VirtualMachine, other: &VirtualMachine, now: SystemTime) -> Ordering {
+        let time = |vm: &VirtualMachine| {
+            let time = if self == Self::Since { vm.since } else { vm.last_heard };
+            time.map(|time| (time.seconds, time.nanos))
+        };
+        match self {
+            // None is less than any time.
+            Self::Since | Self::Heard => time(other).cmp(&time(one)),
+            _ => {
+                let (one, other) = (self.cell(one, now), self.cell(other, now));
+                let unknown = |cell: &str| cell.is_empty() || cell == "-";
+                unknown(&one).cmp(&unknown(&other)).then_with(|| text::natural_order(&one, &other))
+            }
+        }
+    }
+}
+
+/// Lists VMs. Warns of settings that are not in force.
 ///
 /// # Errors
-/// If the daemon does not answer, or standard output cannot be written.
-pub async fn run(mut client: Client, printer: &mut Printer, wide: bool) -> Result<(), Error> {
-    let with_state = wide || printer.is_for_programs();
-    show(printer, &client::vms(&mut client, with_state).await?, wide)?;
+/// If the daemon does not answer, it knows no VM of a name, or standard output cannot be written.
+pub async fn run(mut client: Client, printer: &mut Printer, list: &List) -> Result<(), Error> {
+    let with_state = list.wide || printer.is_for_programs() || list.sort.is_some_and(Column::is_of_state);
+    let shown = show(printer, client::vms(&mut client, with_state).await?, list);
     let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
     if let Some(words) = warning(&status, SystemTime::now()) {
         printer.warn(&words);
     }
-    Ok(())
+    shown
 }
 
-/// Writes a list of VMs.
+/// Writes those of these VMs that are to be listed.
 ///
 /// # Errors
-/// If standard output cannot be written.
-pub fn show(printer: &mut Printer, vms: &[VirtualMachine], wide: bool) -> Result<(), Error> {
+/// If no VM has one of the names, after the others have been written; or standard output cannot be written.
+pub fn show(printer: &mut Printer, mut vms: Vec<VirtualMachine>, list: &List) -> Result<(), Error> {
+    let now = SystemTime::now();
+    let missing = list.names.iter().find(|name| !vms.iter().any(|vm| wildcard::matches(name, &vm.name)));
+    if !list.names.is_empty() {
+        vms.retain(|vm| list.names.iter().any(|name| wildcard::matches(name, &vm.name)));
+    }
+    if let Some(column) = list.sort {
+        vms.sort_by(|one, other| column.order(one, other, now));
+    }
     let values: Vec<_> = vms.iter().cloned().map(json::Vm::from).collect();
-    Ok(printer.value(&values, || rows(vms, wide, SystemTime::now()))?)
+    let colours = printer.colours();
+    printer.value(&values, || rows(&vms, list.wide, now, colours))?;
+    missing.map_or(Ok(()), |name| Err(Error::NoneListed(name.clone())))
 }
 
 fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
@@ -40,43 +161,25 @@ fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime) -> String {
+fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime, colours: Colours) -> String {
     let reasons = vms.iter().any(|vm| !words::reasons(vm).is_empty());
-    let mut head = vec!["NAME", "CLUSTER", "POWER", "AGENT", "HOSTNAME", "OS", "VERSION", "SINCE"];
-    if wide {
-        head.extend(["HEARD", "CALLBACK", "ADDRESSES", "NODE", "ZONE", "KERNEL", "BOOT ID", "DIAL"]);
-    }
-    head.push(if reasons { "REASON" } else { "" });
-    let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
-    for vm in vms {
-        let guest = vm.guest.clone().unwrap_or_default();
-        let system = guest.operating_system.unwrap_or_default();
-        let mut row = vec![
-            vm.name.clone(),
-            text::or_dash(&vm.cluster),
-            words::power(vm.power()).to_owned(),
-            words::session(vm.session()).to_owned(),
-            text::or_dash(&guest.host_name),
-            text::or_dash(if system.pretty_name.is_empty() { &system.name } else { &system.pretty_name }),
-            text::or_dash(&guest.agent_version),
-            words::age(vm.since.as_ref(), now),
-        ];
-        if wide {
-            row.extend([
-                words::age(vm.last_heard.as_ref(), now),
-                words::callback(vm.callback()).to_owned(),
-                text::or_dash(&addresses(vm).join(",")),
-                text::or_dash(node(vm)),
-                text::or_dash(zone(vm)),
-                text::or_dash(&guest.kernel_release),
-                text::or_dash(&guest.boot_id),
-                vm.dial.clone(),
-            ]);
+    let is_shown = |column: &Column| match column {
+        Column::Reason => reasons,
+        column => wide || !column.is_for_wide(),
+    };
+    let columns: Vec<_> = Column::value_variants().iter().copied().filter(is_shown).collect();
+    let head = columns.iter().map(|column| column.head()).collect::<Vec<_>>();
+    let cells = |vm: &VirtualMachine| columns.iter().map(|column| column.cell(vm, now)).collect();
+    let rows: Vec<_> = std::iter::once(head).chain(vms.iter().map(cells)).collect();
+    text::painted_table(&rows, |row, column, cell| {
+        let vm = row.checked_sub(1).and_then(|number| vms.get(number));
+        match (vm, columns.get(column)) {
+            (None, _) => colours.paint(Style::Bold, cell),
+            (Some(vm), Some(Column::Agent)) => words::session_style(vm.session())
+                .map_or_else(|| cell.to_owned(), |style| colours.paint(style, cell)),
+            _ => cell.to_owned(),
         }
-        row.push(words::reasons(vm));
-        rows.push(row);
-    }
-    text::table(&rows)
+    })
 }
 
 /// The Node that the guest is.
@@ -102,7 +205,35 @@ fn addresses(vm: &VirtualMachine) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::proto::v1::{GuestState, NetworkInterface};
+    use prost_types::Timestamp;
+
+    use crate::wire::proto::v1::{GuestState, NetworkInterface, SessionState};
+
+    fn sorted(vms: &[VirtualMachine], column: Column) -> Vec<&str> {
+        let mut vms: Vec<_> = vms.iter().collect();
+        vms.sort_by(|one, other| column.order(one, other, SystemTime::now()));
+        vms.into_iter().map(|vm| vm.name.as_str()).collect()
+    }
+
+    #[test]
+    fn columns_sort_as_people_read_them() {
+        let vm = |name: &str, cluster: &str, since: Option<i64>, session: SessionState| VirtualMachine {
+            name: name.to_owned(),
+            cluster: cluster.to_owned(),
+            since: since.map(|seconds| Timestamp { seconds, nanos: 0 }),
+            session: session.into(),
+            ..VirtualMachine::default()
+        };
+        let vms = [
+            vm("web-10", "", Some(100), SessionState::Connected),
+            vm("web-2", "b", None, SessionState::Refused),
+            vm("db", "a", Some(900_000), SessionState::Connected),
+        ];
+        assert_eq!(sorted(&vms, Column::Name), ["db", "web-2", "web-10"]);
+        assert_eq!(sorted(&vms, Column::Cluster), ["db", "web-2", "web-10"], "what is not known comes last");
+        assert_eq!(sorted(&vms, Column::Since), ["db", "web-10", "web-2"]);
+        assert_eq!(sorted(&vms, Column::Agent), ["web-10", "db", "web-2"], "others stay in their order");
+    }
 
     #[test]
     fn addresses_that_others_can_use() {

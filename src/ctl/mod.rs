@@ -54,11 +54,8 @@ use print::{Format, Printer};
 /// What to do.
 #[derive(Debug, Clone)]
 pub enum Verb {
-    /// List all VMs.
-    Ls {
-        /// With more columns.
-        wide: bool,
-    },
+    /// List VMs.
+    Ls(ls::List),
     /// Show where the VMs run, and whether their guests know.
     Topology,
     /// Show the Kubernetes Nodes of the guests.
@@ -172,6 +169,9 @@ pub enum Error {
     /// No such VM.
     #[error("guestlet-host knows no VM named {0:?}; guestctl ls lists those it knows")]
     UnknownVm(String),
+    /// No VM of a list has one of the names.
+    #[error("no VM matches {0:?}; guestctl ls without names lists those that there are")]
+    NoneListed(String),
     /// A ping failed.
     #[error("{0}")]
     Ping(String),
@@ -234,7 +234,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NoSocket(_) | Self::NobodyAnswers(_) => 3,
-            Self::UnknownVm(_) => 4,
+            Self::UnknownVm(_) | Self::NoneListed(_) => 4,
             Self::Wrong => 5,
             Self::NotRun(_, code) | Self::Ended(code) => *code,
             Self::Run(_, error) if error.kind() == io::ErrorKind::NotFound => 127,
@@ -307,7 +307,7 @@ async fn at(door: &Door, printer: &mut Printer, verb: Verb) -> Result<(), Error>
 async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Error> {
     let client = daemon.admin();
     match verb {
-        Verb::Ls { wide } => ls::run(client, printer, wide).await,
+        Verb::Ls(list) => ls::run(client, printer, &list).await,
         Verb::Topology => topology::run(client, printer).await,
         Verb::Nodes => nodes::run(client, printer).await,
         Verb::Info { name } => info::run(client, printer, name).await,

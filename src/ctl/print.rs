@@ -7,13 +7,17 @@ use serde::Serialize;
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
 
+use crate::text::colours::Colours;
+
 /// For whom the output is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// People.
     Table,
-    /// Programs.
+    /// Programs, as JSON.
     Json,
+    /// Programs, and people who like to read it, as YAML.
+    Yaml,
 }
 
 /// Writes in one format.
@@ -30,10 +34,15 @@ impl Printer {
 
     /// Whether programs read it.
     pub fn is_for_programs(&self) -> bool {
-        self.format == Format::Json
+        self.format != Format::Table
     }
 
-    /// Writes `value` as indented JSON, or the lines that `table` makes.
+    /// Whether people see colours.
+    pub fn colours(&self) -> Colours {
+        Colours::on(&io::stdout())
+    }
+
+    /// Writes `value` as indented JSON or as YAML, or the lines that `table` makes.
     ///
     /// # Errors
     /// As write(2) gives them.
@@ -41,6 +50,7 @@ impl Printer {
         let text = match self.format {
             Format::Table => table(),
             Format::Json => serde_json::to_string_pretty(value)? + "\n",
+            Format::Yaml => yaml(value)?,
         };
         write(&text)
     }
@@ -52,7 +62,7 @@ impl Printer {
     pub fn remark(&mut self, words: &str) -> io::Result<()> {
         match self.format {
             Format::Table => write(&format!("{words}\n")),
-            Format::Json => Ok(()),
+            Format::Json | Format::Yaml => Ok(()),
         }
     }
 
@@ -87,17 +97,26 @@ impl Printer {
         drop(writeln!(io::stderr().lock(), "guestctl: warning: {words}"));
     }
 
-    /// Writes `value` as one line: JSON, or the words that `words` makes.
+    /// Writes `value` as one of many: JSON on one line, a document of YAML, or the words that `words` makes.
     ///
     /// # Errors
     /// As write(2) gives them.
     pub fn line<T: Serialize>(&mut self, value: &T, words: impl FnOnce() -> String) -> io::Result<()> {
         let text = match self.format {
-            Format::Table => words(),
-            Format::Json => serde_json::to_string(value)?,
+            Format::Table => words() + "\n",
+            Format::Json => serde_json::to_string(value)? + "\n",
+            Format::Yaml => format!("---\n{}", yaml(value)?),
         };
-        write(&(text + "\n"))
+        write(&text)
     }
+}
+
+/// With a line's end. Words such as `yes` and `1:30`, which some readers take for something else, stand in quotation marks.
+fn yaml<T: Serialize>(value: &T) -> io::Result<String> {
+    // Long texts stay on one line each, as in JSON.
+    let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
+    let text = serde_saphyr::to_string_with_options(value, options).map_err(io::Error::other)?;
+    Ok(if text.ends_with('\n') { text } else { text + "\n" })
 }
 
 /// At once and whole, so that a reader sees it when it happens.
@@ -105,4 +124,29 @@ fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn yaml_says_what_json_says() {
+        let value = json!([{ "name": "web-1", "ready": null, "count": 2, "ratio": 0.5, "empty": [], "nested": { "a": "yes" } }]);
+        let text = yaml(&value).unwrap();
+        assert!(text.contains("name: web-1\n") && text.contains("a: \"yes\"\n"), "{text}");
+        assert_eq!(serde_saphyr::from_str::<Value>(&text).unwrap(), value);
+    }
+
+    proptest! {
+        /// Names and reasons come from guests and hypervisors, and may be anything.
+        #[test]
+        fn any_text_stays_one_value(text in any::<String>(), other in "[-?:,\\[\\]{}#&*!|>'\"%@`~ \n\ta-z0-9.]{0,12}") {
+            let value = json!({ "one": text, "two": [other.clone()], other: true });
+            prop_assert_eq!(serde_saphyr::from_str::<Value>(&yaml(&value).unwrap()).unwrap(), value);
+        }
+    }
 }

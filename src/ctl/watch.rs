@@ -8,6 +8,7 @@ use tonic::Streaming;
 use super::client::{Client, answer};
 use super::print::Printer;
 use super::{Error, freezes, io_errors, json, kinds, places, words};
+use crate::text::colours::{Colours, Style};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{
     LoadBalancerChanged, PowerState, VirtualMachineEvent, VolumeAction, VolumeChanged,
@@ -71,13 +72,15 @@ pub async fn open(mut client: Client, filter: &Filter) -> Result<Streaming<Virtu
 /// If standard output cannot be written.
 pub fn show(printer: &mut Printer, filter: &Filter, event: &VirtualMachineEvent) -> Result<(), Error> {
     if filter.wants(kinds::name(event)) {
-        printer.line(&json::Event::from(event.clone()), || line(event))?;
+        let colours = printer.colours();
+        printer.line(&json::Event::from(event.clone()), || line(event, colours))?;
     }
     Ok(())
 }
 
-fn line(event: &VirtualMachineEvent) -> String {
-    format!("{}  {}  {}", words::time(event.time.as_ref()), event.name, words(event))
+fn line(event: &VirtualMachineEvent, colours: Colours) -> String {
+    let time = colours.paint(Style::Dim, &words::time(event.time.as_ref()));
+    format!("{time}  {}  {}", colours.paint(Style::Bold, &event.name), words(event))
 }
 
 fn words(event: &VirtualMachineEvent) -> String {
@@ -315,7 +318,7 @@ mod tests {
         let time = Some(prost_types::Timestamp { seconds: 0, nanos: 0 });
         for (kind, expected) in cases {
             let event = VirtualMachineEvent { time, name: "a".into(), kind: Some(kind) };
-            assert_eq!(line(&event), format!("1970-01-01T00:00:00.000Z  a  {expected}"));
+            assert_eq!(line(&event, Colours::Left), format!("1970-01-01T00:00:00.000Z  a  {expected}"));
         }
     }
 }

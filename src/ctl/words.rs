@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use prost_types::Timestamp;
 
 use super::io_errors;
+use crate::text::colours::Style;
 use crate::wire::proto::v1::{
     CallbackState, Disk, GuestSuspended, MountedFileSystem, NetworkInterface, PowerState, SessionState,
     UserSession, VirtualMachine,
@@ -44,6 +45,16 @@ pub fn session(session: SessionState) -> &'static str {
         SessionState::Gone => "gone",
         SessionState::Elsewhere => "elsewhere",
         SessionState::NoVsock => "no-vsock",
+    }
+}
+
+/// How a session's state is shown in colours; in none if nothing is expected of the VM.
+pub fn session_style(session: SessionState) -> Option<Style> {
+    match session {
+        SessionState::Connected => Some(Style::Good),
+        SessionState::Connecting => Some(Style::Note),
+        SessionState::Refused | SessionState::NoVsock => Some(Style::Wrong),
+        SessionState::Unspecified | SessionState::Gone | SessionState::Elsewhere => None,
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
+use super::colours::{Colours, Style};
+
 /// How something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -21,6 +23,14 @@ impl Level {
             Self::Good => "ok",
             Self::Note => "note",
             Self::Wrong => "WRONG",
+        }
+    }
+
+    fn style(self) -> Style {
+        match self {
+            Self::Good => Style::Good,
+            Self::Note => Style::Note,
+            Self::Wrong => Style::Wrong,
         }
     }
 }
@@ -61,12 +71,14 @@ pub fn any_wrong(findings: &[Finding]) -> bool {
 }
 
 /// For people: a line for each, below it what to do, and last the sum.
-pub fn table(findings: &[Finding]) -> String {
+pub fn table(findings: &[Finding], colours: Colours) -> String {
     let width = findings.iter().map(|finding| finding.subject.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for Finding { subject, level, says, remedy } in findings {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{:<5}  {subject:width$}  {says}", level.word());
+        let word = colours.paint(level.style(), level.word());
+        let room = 5 - level.word().len();
+        let _ = writeln!(text, "{word}{:room$}  {subject:width$}  {says}", "");
         if !remedy.is_empty() {
             let _ = writeln!(text, "{:<5}  {:width$}  → {remedy}", "", "");
         }
@@ -105,12 +117,14 @@ mod tests {
             Finding::wrong("disk", "it hangs", "pull it"),
         ];
         assert_eq!(
-            table(&findings),
+            table(&findings, Colours::Left),
             "ok     agent     it runs\n\
              note   the host  it is silent\n                 → ask it\n\
              WRONG  disk      it hangs\n                 → pull it\n\
              One thing is wrong.\n"
         );
+        let painted = table(&findings, Colours::Shown);
+        assert!(painted.starts_with("\x1b[32mok\x1b[0m     agent     it runs\n"), "{painted:?}");
         assert!(any_wrong(&findings) && !any_wrong(&findings[..2]));
         assert_eq!(json(&findings)["findings"][2]["level"], "wrong");
         assert_eq!(json(&findings)["findings"][0]["remedy"], Value::Null);

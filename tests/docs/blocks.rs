@@ -155,10 +155,23 @@ fn arguments<'w>(program: &str, words: &'w [String]) -> Option<&'w [String]> {
     [0, first].iter().find(|at| **at < words.len() && is_it(at)).map(|at| &words[at + 1..])
 }
 
-/// Holds every command with this program in the blocks of all pages against its own parser.
+/// The examples of the program's manual page.
+#[allow(clippy::disallowed_methods)]
+fn examples(program: &str) -> Block {
+    let place = format!("packaging/man/{program}.8");
+    let page = std::fs::read_to_string(top().join(&place)).unwrap();
+    let (_, examples) =
+        page.split_once(".SH \"EXAMPLES\"\n").unwrap_or_else(|| panic!("{place} has no examples"));
+    let terms = examples.lines().filter_map(|line| line.strip_prefix(".B "));
+    let typed = |term: &str| term.replace("\\-", "-").replace("\\(aq", "'");
+    let text = terms.map(typed).collect::<Vec<_>>().join("\n");
+    Block { place, language: "sh".to_owned(), text }
+}
+
+/// Holds every command with this program in the blocks of all pages, and its manual page, against its own parser.
 pub fn check_commands(program: &str, at_least: usize, parses: impl Fn(&[String]) -> Result<(), String>) {
     let (mut count, mut wrong) = (0, String::new());
-    for block in pages().iter().flat_map(Page::blocks) {
+    for block in pages().iter().flat_map(Page::blocks).chain([examples(program)]) {
         for line in block.typed() {
             for words in commands_of(&line) {
                 let Some(arguments) = arguments(program, &words) else { continue };

@@ -83,6 +83,66 @@ fn vms_are_listed_and_described_for_people_and_programs() {
 }
 
 #[test]
+fn a_list_has_the_vms_that_are_asked_for_in_the_order_that_is_wanted() {
+    let lab = Lab::new().guest("web-10", 1).guest("web-2", 2).guest("db-1", 3).start();
+    let names = |arguments: &[&str]| {
+        let table = lab.words(&[&["ls"], arguments].concat());
+        let first = |line: &str| line.split_whitespace().next().unwrap().to_owned();
+        table.lines().skip(1).map(first).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&["web-2", "d*"]), ["db-1", "web-2"]);
+    assert_eq!(names(&["--sort", "NAME"]), ["db-1", "web-2", "web-10"], "numbers count as numbers");
+    assert_eq!(names(&["web-*", "--sort", "dial"]), ["web-2", "web-10"], "a column that is not shown");
+    let found: Value =
+        serde_json::from_str(&lab.words(&["ls", "web-*", "--sort", "name", "-o", "json"])).unwrap();
+    assert_eq!((&found[0]["name"], &found[1]["name"]), (&json!("web-2"), &json!("web-10")));
+
+    // What there is is shown before the complaint.
+    let output = lab.ctl(&["ls", "db-1", "mail-*"]);
+    assert_fails(&output, 4, "no VM matches \"mail-*\"");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("\ndb-1 "), "{output:?}");
+    let wrong = lab.ctl(&["ls", "--sort", "age"]);
+    assert_fails(
+        &wrong,
+        2,
+        "[possible values: name, cluster, power, agent, hostname, os, version, since, heard,",
+    );
+    let help = |option| lab.words(&["ls", option]);
+    assert!(help("--help").contains("--kubeconfig") && !help("-h").contains("--kubeconfig"));
+}
+
+#[test]
+fn yaml_says_what_json_says() {
+    let lab = Lab::new().guest("web-1", 1).guest("yes", 2).start();
+    for arguments in [&["ls"][..], &["info", "yes"], &["doctor"], &["topology"], &["trust", "ls"]] {
+        let said = |format| {
+            let output = lab.ctl(&[arguments, &["-o", format]].concat());
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let (yaml, json) = (said("yaml"), said("json"));
+        let mut yaml: Value = serde_saphyr::from_str(&yaml).unwrap_or_else(|error| panic!("{error}: {yaml}"));
+        let mut json: Value = serde_json::from_str(&json).unwrap();
+        // A session that is not there yet may be tried again between the two.
+        for value in [&mut yaml, &mut json] {
+            forget(value, &["since", "last_heard", "reason", "session"]);
+        }
+        assert_eq!(yaml, json, "{arguments:?}");
+    }
+}
+
+/// Leaves out what has one of these keys, wherever it is.
+fn forget(value: &mut Value, keys: &[&str]) {
+    match value {
+        Value::Array(values) => values.iter_mut().for_each(|value| forget(value, keys)),
+        Value::Object(values) => {
+            values.retain(|key, _| !keys.contains(&key.as_str()));
+            values.values_mut().for_each(|value| forget(value, keys));
+        }
+        _ => {}
+    }
+}
+
+#[test]
 fn what_happens_is_told_in_words_and_heartbeats_only_on_demand() {
     let lab = Lab::new().vm("a", 1, "unix-socket = '@a.sock'").vm("b", 2, "unix-socket = '@b.sock'").start();
     let a = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Good, info(&uuid(1), "boot-1"));
@@ -157,7 +217,7 @@ fn unknown_vms_and_wrong_usage_have_their_own_exit_codes() {
     assert_fails(&lab.ctl(&["watch", "--since", "soon"]), 2, "such as 5m");
     assert_fails(&lab.ctl(&["info"]), 2, "Usage");
     assert!(lab.words(&["--help"]).contains(guestlet::config::host::DEFAULT_SOCKET));
-    assert_fails(&lab.ctl(&["-o", "yaml", "ls"]), 2, "possible values: table, wide, json");
+    assert_fails(&lab.ctl(&["-o", "xml", "ls"]), 2, "possible values: table, wide, json, yaml");
 }
 
 #[test]

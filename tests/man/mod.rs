@@ -31,7 +31,104 @@ impl Entry {
     }
 }
 
+/// How a page ends: examples with what they do, and what else to read.
+struct Ends {
+    program: &'static str,
+    examples: &'static [(&'static str, &'static str)],
+    /// Pages with their sections.
+    see_also: &'static str,
+    /// Of the documentation, below the directory `docs` of the package.
+    documents: &'static [&'static str],
+}
+
+/// The tests of the programs hold the examples against their own parsers, as they do those of the documentation.
+const ENDS: [Ends; 4] = [
+    Ends {
+        program: "guestlet",
+        examples: &[
+            ("guestlet doctor", "Says what works in this guest, what is missing, and what to do."),
+            (
+                "guestlet status",
+                "Shows the clients of the agent, its session with the host, and what is frozen.",
+            ),
+            ("guestlet disks -o json", "Shows the disks with their serial numbers and holders, for scripts."),
+            ("guestlet topology --wait 30s", "Waits until the host has said where this guest runs."),
+            ("guestlet policy show", "Shows who may do what in this guest, and which file says so."),
+            ("guestlet thaw", "Ends a freeze at once, when whoever has frozen the file systems is gone."),
+        ],
+        see_also: "guestlet-host(8), guestctl(8), guestlet-ccm(8), systemd(1), fsfreeze(8), vsock(7)",
+        documents: &["configuration.md", "settings.md", "troubleshooting.md"],
+    },
+    Ends {
+        program: "guestlet-host",
+        examples: &[
+            ("guestlet-host --check", "Checks /etc/guestlet/host.toml without taking it into force."),
+            (
+                "guestlet-host --config /tmp/host.toml --verbose",
+                "Runs in the foreground with other settings, and logs more.",
+            ),
+        ],
+        see_also: "guestctl(8), guestlet(8), systemd(1), vsock(7), qemu-system(1), virsh(1)",
+        documents: &["host.md", "settings.md", "security.md"],
+    },
+    Ends {
+        program: "guestctl",
+        examples: &[
+            ("guestctl ls 'web-*' --sort since", "Lists some VMs, those whose session changed last first."),
+            ("guestctl info web-1 -o yaml", "Shows everything known of one VM."),
+            (
+                "guestctl watch --kind session-closed --since 1h",
+                "Shows lost sessions of the last hour, and further ones.",
+            ),
+            ("guestctl exec -it web-1 -- bash", "Runs a shell in a guest, on this terminal."),
+            ("guestctl cp -r web-1:/var/log/nginx logs", "Copies a directory out of a guest."),
+            (
+                "guestctl freeze web-1 -- lvcreate --snapshot --name backup vg/web-1",
+                "Takes a snapshot while the file systems of the guest are frozen.",
+            ),
+            (
+                "guestctl disk attach web-1 --size 10G --serial data-1",
+                "Makes a disk and plugs it into a running VM.",
+            ),
+            ("guestctl --context shop ls -A", "Lists the VMs of all namespaces of a cluster."),
+            ("guestctl doctor", "Says what is wrong on this host and with its guests."),
+        ],
+        see_also: "guestlet-host(8), guestlet(8), kubectl(1), virsh(1), ssh(1), jq(1)",
+        documents: &["guestctl.md", "host.md", "events.md", "troubleshooting.md"],
+    },
+    Ends {
+        program: "guestlet-ccm",
+        examples: &[(
+            "guestlet-ccm --name $NODE_NAME --kubeconfig /etc/kubernetes/cloud.conf --management-network default/lan",
+            "Runs outside a pod, and takes the addresses of Nodes from one network of the host.",
+        )],
+        see_also: "guestlet(8), guestlet-host(8), kubectl(1)",
+        documents: &["cloud-provider.md", "load-balancers.md", "topology.md"],
+    },
+];
+
 impl Page {
+    /// Examples, and what else to read.
+    fn ends(&self) -> String {
+        let ends = ENDS.iter().find(|ends| ends.program == self.name).expect("each program has examples");
+        let mut text = ".SH \"EXAMPLES\"\n".to_owned();
+        for (command, meaning) in ends.examples {
+            let _ = writeln!(text, ".TP\n.B {}\n{}", typed(command), escaped(meaning));
+        }
+        // Which package has the documentation.
+        let on_hosts = ["guestlet-host", "guestctl"].contains(&self.name);
+        let package = if on_hosts { "guestlet-host" } else { "guestlet" };
+        let documents: Vec<_> = ends.documents.iter().map(|name| escaped(name)).collect();
+        let _ = writeln!(
+            text,
+            ".SH \"SEE ALSO\"\n{}\n.PP\nIn /usr/share/doc/{}/docs: {}",
+            escaped(ends.see_also),
+            escaped(package),
+            documents.join(", ")
+        );
+        text
+    }
+
     /// The page in man(7)'s language.
     pub fn text(&self) -> String {
         let mut text = format!(
@@ -55,7 +152,7 @@ impl Page {
                 let _ = writeln!(text, ".TP\n.B {}\n{}", escaped(term), escaped(meaning));
             }
         }
-        text
+        text + &self.ends()
     }
 
     /// Holds the page in packaging/man against this one.
@@ -68,6 +165,11 @@ impl Page {
         let written = std::fs::read_to_string(&file).unwrap_or_default();
         assert_eq!(written, self.text(), "run UPDATE_DOCS=1 cargo test --bins manual");
     }
+}
+
+/// What is to be typed as it stands: an apostrophe is none of typography.
+fn typed(command: &str) -> String {
+    escaped(command).replace('\'', "\\(aq")
 }
 
 fn escaped(text: &str) -> String {

@@ -92,3 +92,24 @@ fn the_last_minutes_are_shown_as_far_as_somebody_has_asked() {
     screen.type_keys("q");
     assert!(wait(&mut screen.child).success());
 }
+
+#[test]
+fn colours_are_for_terminals_whose_users_want_them() {
+    let lab = Lab::new();
+    let shown = |no_color: Option<&str>| {
+        let mut command = lab.host.ctl_command(&["ls"]);
+        command.env_remove("NO_COLOR");
+        if let Some(value) = no_color {
+            command.env("NO_COLOR", value);
+        }
+        let mut screen = Screen::of(command, Size { rows: 24, columns: 120 });
+        screen.until("\nweb ");
+        assert!(wait(&mut screen.child).success());
+        screen.until("\r\n");
+        screen.seen()
+    };
+    let (bold, green) = ("\x1b[1mNAME\x1b[0m", "\x1b[32mconnected\x1b[0m");
+    assert!([bold, green].iter().all(|code| shown(None).contains(code)));
+    assert!(!shown(Some("1")).contains('\x1b'));
+    assert!(!lab.host.words(&["ls"]).contains('\x1b'));
+}

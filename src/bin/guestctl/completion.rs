@@ -110,7 +110,7 @@ fn with(command: Command, vms: &ArgValueCandidates) -> Command {
 /// Other things have names, too.
 fn names_a_vm(arg: &Arg) -> bool {
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    ["name", "vm"].contains(&arg.get_id().as_str()) && help.contains("VM")
+    ["name", "names", "vm"].contains(&arg.get_id().as_str()) && help.contains("VM")
 }
 
 /// Where that is asked, as far as it has been said.
@@ -152,6 +152,7 @@ mod tests {
     fn arguments_that_name_vms_are_known() {
         let all = naming(&Arguments::command(), "");
         for verb in [
+            "ls",
             "info",
             "exec",
             "forward",
@@ -166,7 +167,7 @@ mod tests {
         ] {
             assert!(all.contains(&format!(" guestctl {verb}")), "{verb} {all:?}");
         }
-        for verb in ["volumes create", "lb rm", "ls"] {
+        for verb in ["volumes create", "lb rm", "volumes ls"] {
             assert!(!all.contains(&format!(" guestctl {verb}")), "{verb} {all:?}");
         }
     }

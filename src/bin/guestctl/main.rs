@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, value_parser};
+use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::audit::Query;
 use guestlet::ctl::cluster::Access;
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
@@ -23,7 +23,8 @@ use guestlet::ctl::print::Printer;
 use guestlet::ctl::top;
 use guestlet::ctl::trust::{self, bootstrap};
 use guestlet::ctl::{
-    self, Verb, Where, kinds::NAMES, load_balancers::Action, print::Format, watch::Filter, words::parse_span,
+    self, Verb, Where, kinds::NAMES, load_balancers::Action, ls::Column, ls::List, print::Format,
+    watch::Filter, words::parse_span,
 };
 
 use cp::Cp;
@@ -48,6 +49,7 @@ struct Arguments {
         global = true,
         value_name = "PATH",
         env = "GUESTLET_HOST_SOCKET",
+        hide_short_help = true,
         default_value = "/run/guestlet-host/api.sock"
     )]
     socket: PathBuf,
@@ -69,12 +71,27 @@ enum Output {
     /// ls and volumes ls: with more columns
     Wide,
     Json,
+    Yaml,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List all VMs
-    Ls,
+    /// List VMs: all, or those of some names
+    ///
+    /// The exit code is 4 if no VM has one of the names. AGENT is connected, connecting, refused (REASON says why), gone (the VM does not
+    /// run), elsewhere (it has moved to another host) or no-vsock.
+    #[command(
+        after_help = "Examples:\n  guestctl ls 'web-*' db-1 --sort since\n  guestctl ls -o wide --sort node\n  \
+                            guestctl ls -o json | jq -r '.[] | select(.session != \"connected\") | .name'"
+    )]
+    Ls {
+        /// VMs of these names only; in a name * stands for any characters
+        #[arg(value_name = "NAME")]
+        names: Vec<String>,
+        /// Sort by this column, also if it is one of -o wide
+        #[arg(long, value_enum, value_name = "COLUMN", ignore_case = true)]
+        sort: Option<Column>,
+    },
     /// Show where the VMs run, as their guests are told, and whether they know
     Topology,
     /// Show the Kubernetes Nodes of the guests, as their agents see them
@@ -291,9 +308,10 @@ fn main() -> ExitCode {
     let format = match arguments.output {
         Output::Table | Output::Wide => Format::Table,
         Output::Json => Format::Json,
+        Output::Yaml => Format::Yaml,
     };
     let verb = match arguments.command {
-        Command::Ls => Verb::Ls { wide },
+        Command::Ls { names, sort } => Verb::Ls(List { names, sort, wide }),
         Command::Topology => Verb::Topology,
         Command::Nodes => Verb::Nodes,
         Command::Info { name } => Verb::Info { name },
@@ -345,7 +363,9 @@ fn main() -> ExitCode {
 fn parse(is_plugin: bool) -> Arguments {
     let mut command = Arguments::command();
     if is_plugin {
+        let of_clusters = |arg: Arg| arg.hide_short_help(false);
         command = command.name(PLUGIN).bin_name("kubectl guestlet");
+        command = command.mut_arg("namespace", of_clusters).mut_arg("all_namespaces", of_clusters);
     }
     let parsed = Arguments::from_arg_matches(&command.get_matches_mut());
     let arguments = parsed.unwrap_or_else(|error| error.format(&mut command).exit());
@@ -408,6 +428,26 @@ mod tests {
                  the connection was lost.",
             ),
         ];
+        let files = [
+            ("/run/guestlet-host/api.sock", "Where guestlet-host(8) answers on this machine."),
+            (
+                "$KUBECONFIG, ~/.kube/config",
+                "How clusters are reached, with --context or as kubectl guestlet.",
+            ),
+        ];
+        sections.push(("FILES".to_owned(), files.map(|(file, words)| Entry::new(file, words)).into()));
+        let variables = [
+            (
+                "NO_COLOR",
+                "If it is set to anything, nothing is shown in colours; elsewhere than on a terminal nothing is anyway.",
+            ),
+            (
+                "LC_ALL, LC_CTYPE, LANG",
+                "Bars of top and info are ASCII characters where these name no UTF-8.",
+            ),
+        ];
+        sections
+            .push(("ENVIRONMENT".to_owned(), variables.map(|(name, words)| Entry::new(name, words)).into()));
         sections.push(("EXIT STATUS".to_owned(), codes.map(|(code, words)| Entry::new(code, words)).into()));
         let page = Page {
             name: "guestctl",

@@ -14,19 +14,19 @@ use super::{Error, proxies};
 #[command(next_help_heading = "Clusters")]
 pub struct Access {
     /// Ask in the cluster of this kubeconfig, by its API server
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", hide_short_help = true)]
     pub kubeconfig: Option<PathBuf>,
     /// Ask in the cluster of this context of the kubeconfig, which may then also be one in $KUBECONFIG or ~/.kube/config
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
     pub context: Option<String>,
     /// The namespace of VMs that are named without one; ls and watch show those in it only
-    #[arg(short, long, global = true, value_name = "NAME")]
+    #[arg(short, long, global = true, value_name = "NAME", hide_short_help = true)]
     pub namespace: Option<String>,
     /// VMs of all namespaces, also if the context names one
-    #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
+    #[arg(short = 'A', long, global = true, conflicts_with = "namespace", hide_short_help = true)]
     pub all_namespaces: bool,
     /// Ask only the host half of this node, as guestctl on the node itself would
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
     pub node: Option<String>,
 }
 

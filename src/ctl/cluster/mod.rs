@@ -32,7 +32,7 @@ pub use way::{Line, Way};
 
 use access::ApiServer;
 use pods::Place;
-use target::{Target, complete, target};
+use target::{Target, complete, narrow, target};
 
 use super::client::Daemon;
 use super::door::Door;
@@ -56,6 +56,10 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
         return Err(super::console::of_a_cluster(name));
     }
     let scope = namespace.filter(|_| !access.all_namespaces);
+    let scope = match &mut verb {
+        Verb::Ls(list) => narrow(list, scope),
+        _ => scope,
+    };
     if let Verb::Copy(job) = &verb {
         return copy(&access, server, &mut printer, job).await;
     }
@@ -64,10 +68,9 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
         return there(server, place, &mut printer, verb).await;
     }
     match target(&verb)? {
-        Target::Guests { wide } => {
+        Target::Guests(list) => {
             let guests = guests::list(&server, scope.as_deref()).await?;
-            let vms: Vec<_> = guests.iter().map(guests::vm).collect();
-            ls::show(&mut printer, &vms, wide)
+            ls::show(&mut printer, guests.iter().map(guests::vm).collect(), &list)
         }
         Target::Guest(_) if matches!(verb, Verb::Watch(_)) => {
             everywhere(&server, &mut printer, verb, None).await

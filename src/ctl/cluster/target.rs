@@ -2,16 +2,14 @@
 
 use super::Error;
 use crate::ctl::cp::Place;
+use crate::ctl::ls::List;
 use crate::ctl::{Verb, trust};
 
 /// Whom to ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// The API server: Guests say enough.
-    Guests {
-        /// With more columns.
-        wide: bool,
-    },
+    Guests(List),
     /// The node on which this guest runs.
     Guest(String),
     /// Each node.
@@ -27,7 +25,7 @@ pub enum Target {
 pub fn target(verb: &Verb) -> Result<Target, Error> {
     let guest = |name: &String| Ok(Target::Guest(name.clone()));
     match verb {
-        Verb::Ls { wide } => Ok(Target::Guests { wide: *wide }),
+        Verb::Ls(list) => Ok(Target::Guests(list.clone())),
         Verb::Volumes(_) | Verb::LoadBalancers(_) => Ok(Target::Leader),
         Verb::Topology | Verb::Nodes | Verb::Doctor | Verb::Audit(_) | Verb::Trust(trust::Action::List) => {
             Ok(Target::Nodes)
@@ -102,7 +100,7 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
             Some(name) => name,
             None => return,
         },
-        Verb::Ls { .. }
+        Verb::Ls(_)
         | Verb::Topology
         | Verb::Nodes
         | Verb::Doctor
@@ -118,6 +116,14 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
         ) => return,
     };
     complete_name(name, namespace);
+}
+
+/// Gives names and patterns of a list the namespace that they lack: the one that is meant, or any. Returns the namespace to which the
+/// list can be confined.
+pub fn narrow(list: &mut List, namespace: Option<String>) -> Option<String> {
+    let elsewhere = list.names.iter().any(|name| name.contains('/'));
+    list.names.iter_mut().for_each(|name| complete_name(name, namespace.as_deref().unwrap_or("*")));
+    namespace.filter(|_| !elsewhere)
 }
 
 fn complete_name(name: &mut String, namespace: &str) {
@@ -153,10 +159,27 @@ mod tests {
     }
 
     #[test]
+    fn a_list_is_of_the_namespace_that_is_meant_and_those_that_are_named() {
+        for (typed, namespace, expected, scope) in [
+            (&[][..], Some("shop"), &[][..], Some("shop")),
+            (&["web-*"], Some("shop"), &["shop/web-*"], Some("shop")),
+            (&["web-*", "test/db"], Some("shop"), &["shop/web-*", "test/db"], None),
+            (&["web-1"], None, &["*/web-1"], None),
+        ] {
+            let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+            let mut list = List { names: names(typed), ..List::default() };
+            let narrowed = narrow(&mut list, namespace.map(str::to_owned));
+            assert_eq!(narrowed.as_deref(), scope, "{typed:?}");
+            assert_eq!(list.names, names(expected));
+        }
+    }
+
+    #[test]
     fn each_verb_has_somebody_to_ask() {
         let volumes = volumes::Action::List { cluster: None, wide: false };
         assert_eq!(target(&Verb::Volumes(volumes)).unwrap(), Target::Leader);
-        assert_eq!(target(&Verb::Ls { wide: true }).unwrap(), Target::Guests { wide: true });
+        let list = List { wide: true, ..List::default() };
+        assert_eq!(target(&Verb::Ls(list.clone())).unwrap(), Target::Guests(list));
         assert_eq!(target(&Verb::Watch(Filter::default())).unwrap(), Target::Nodes);
         let all = Verb::Disk { name: String::new(), action: disk::Action::Volumes };
         assert!(target(&all).unwrap_err().to_string().contains("--node"));
