@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cloud;
 use crate::config::agent::{AgentSettings, ApplicationSetting, ApplicationSettings};
 use crate::copies::records::Records;
-use crate::guest::events::{Event, TICK};
+use crate::guest::events::TICK;
 use crate::guest::freeze::applications::{Commands, Listed};
 use crate::guest::{Guest, exec, freeze, identity, monitor, probes};
 use crate::labels;
@@ -44,7 +44,7 @@ use crate::transport::listen::{Incoming, Listener};
 use crate::transport::{BoxStream, unix};
 use crate::trust::guest::{Greeted, Refused, greet};
 use crate::trust::keyring::Keyring;
-use crate::wire::proto::v1::WhoAmIResponse;
+use crate::wire::proto::v1::{AgentStarted, AgentStopping, WhoAmIResponse};
 use channels::{Passed, Qga};
 use services::Services;
 
@@ -159,7 +159,7 @@ pub async fn run(
         guest.freezer.stop().await;
         receipts::finish(&guest.freezer).await;
         service::stopping();
-        guest.events.tell(Event::Stopping);
+        guest.events.tell(AgentStopping {});
     };
     supervisor.run(stop, DRAIN).await
 }
@@ -224,7 +224,7 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
     let people = Listener::Unix(unix::Listener::bind(&folder.join(LOCAL_SOCKET))?);
     let first_since_boot = identity::first_run(&guest.root, folder)
         .with_context(|| format!("cannot write to {}", folder.display()))?;
-    guest.events.tell(Event::Started { first_since_boot });
+    guest.events.tell(AgentStarted { first_since_boot });
     Ok(people)
 }
 

@@ -24,8 +24,8 @@
 //! `kubernetes` is what clients of an API server have in common. `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
 //! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`; `access` decides which users of a host may
 //! ask for what; `addresses` reads IP addresses as settings and requests write them. `receipt` is what is told of a freeze, for guests and
-//! hosts; `applications` are clients of databases, in processes of their own, which `guest` starts; `metrics` is what guests measure, for guests
-//! and hosts; `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause;
+//! hosts; `applications` are clients of databases, in processes of their own, which `guest` starts; `metrics` is what guests measure, and `events` what happens in
+//! them, for guests and hosts; `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause;
 //! `copies` reads and writes what is copied, in a guest for `rpc` and here for `ctl`. `turns` gives
 //! one operation at a time the right to work on a thing. `supervise` owns every task. `agent` and `hostd`
 //! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
@@ -52,6 +52,7 @@ pub mod csi;
 pub mod ctl;
 #[cfg(feature = "agent")]
 pub mod doctor;
+pub mod events;
 #[cfg(feature = "agent")]
 pub mod guest;
 #[cfg(feature = "host")]

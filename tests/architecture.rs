@@ -63,7 +63,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["access", "addresses", "config", "host", "kubernetes", "supervise", "sys", "transport", "trust"],
     ),
     // (Its own terminal, while a program in a guest has it.)
-    ("ctl", &["copies", "labels", "metrics", "receipt", "sys", "text", "transport", "wire"]),
+    ("ctl", &["copies", "events", "labels", "metrics", "receipt", "sys", "text", "transport", "wire"]),
     ("status", &["text", "transport", "wire"]),
     // What settings come to, told to people and to systemd. (The command table is for a test of the names.)
     ("doctor", &["config", "policy", "privileges", "status", "sys", "text", "wire"]),
@@ -81,7 +81,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("csi", &["guest", "supervise", "sys", "transport", "wire"]),
     // The same of the socket for the cloud controller manager.
     ("cloud", &["supervise", "sys", "transport", "wire"]),
-    ("guest", &["applications", "labels", "metrics", "receipt", "sys", "turns"]),
+    // (What it tells of are the messages of events, which it passes on as they are.)
+    ("guest", &["applications", "events", "labels", "metrics", "receipt", "sys", "turns", "wire"]),
     // Clients of databases, each in a process of its own, which a guest starts and speaks with.
     ("applications", &["sys"]),
     // What of a guest is a node of a cluster.
@@ -92,6 +93,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "access",
             "addresses",
+            "events",
             "kubernetes",
             "labels",
             "metrics",
@@ -110,6 +112,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("config", &["access", "addresses", "applications", "labels", "policy", "sys", "text", "trust"]),
     ("access", &["text"]),
     ("addresses", &[]),
+    // Pure, of both ends: agents tell what host halves keep and people read.
+    ("events", &["text", "wire"]),
     // A client of its own cluster, and of the host half through an agent.
     ("ccm", &["kubernetes", "labels", "pace", "supervise", "sys", "transport", "wire"]),
     // Clients of an API server, whichever cluster it is of.

@@ -95,7 +95,7 @@ pub fn knows(host: PublicKey) -> Standing {
 pub fn until_zone(guests: [&Guests; 2], zone: &str) {
     let mut left: Vec<_> = guests.iter().flat_map(|guests| &guests.hubs).collect();
     until("all guests know their zone", || {
-        let knows = |hub: &Hub| hub.state().1.topology.is_some_and(|known| known.topology.zone == zone);
+        let knows = |hub: &Hub| hub.state().1.topology.as_ref().is_some_and(|known| known.zone == zone);
         left.retain(|hub| !knows(hub));
         left.is_empty()
     });

@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use guestlet::ctl::client::{self, Client};
-use guestlet::guest::events::{Event, Hub};
+use guestlet::guest::events::Hub;
 use guestlet::trust::key::Key;
+use guestlet::wire::proto::v1::ClockJumped;
 use guestlet::wire::proto::v1::virtual_machine_event::Kind;
 use guestlet::wire::proto::v1::{
     PingVirtualMachineRequest, WatchVirtualMachinesRequest, event, pong::Outcome,
@@ -73,7 +74,7 @@ async fn ways(client: &mut Client, hubs: &[Arc<Hub>]) -> Vec<f64> {
     for number in 0..EVENTS {
         tokio::time::sleep(Duration::from_millis(4)).await;
         let begun = Instant::now();
-        hubs[number as usize % hubs.len()].tell(Event::ClockJumped { milliseconds: number });
+        hubs[number as usize % hubs.len()].tell(ClockJumped { milliseconds: number });
         loop {
             let happened = events.message().await.unwrap().unwrap();
             let Some(Kind::GuestEvent(event)) = happened.kind else { continue };
@@ -90,7 +91,7 @@ async fn ways(client: &mut Client, hubs: &[Arc<Hub>]) -> Vec<f64> {
 fn flood(hub: &Hub, stopped: &AtomicBool) {
     while !stopped.load(Ordering::Relaxed) {
         for milliseconds in 0..32 {
-            hub.tell(Event::ClockJumped { milliseconds });
+            hub.tell(ClockJumped { milliseconds });
         }
         std::thread::sleep(Duration::from_millis(1));
     }

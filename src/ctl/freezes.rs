@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::json::rfc3339;
 use super::words::age;
+use crate::events::freezes::{end, problem, receipt};
 use crate::text;
 use crate::wire::proto::v1;
 
@@ -20,24 +21,6 @@ pub struct Freeze {
     problem: String,
     receipt: String,
     level: String,
-}
-
-/// The end of a freeze, as an event.
-#[derive(Debug, Serialize)]
-pub struct Thawed {
-    by_itself: bool,
-    holder: String,
-    end: String,
-    problem: String,
-    receipt: String,
-    level: String,
-}
-
-impl From<v1::Thawed> for Thawed {
-    fn from(thawed: v1::Thawed) -> Self {
-        let v1::Thawed { by_itself, holder, end, problem, receipt, level } = thawed;
-        Self { by_itself, holder, end, problem, receipt, level }
-    }
 }
 
 impl From<v1::LastFreeze> for Freeze {
@@ -74,47 +57,10 @@ pub fn words(freeze: &v1::LastFreeze, now: SystemTime) -> String {
     }
 }
 
-/// Such as `; receipt 0123…: filesystem`.
-fn receipt(id: &str, level: &str) -> String {
-    if id.is_empty() { String::new() } else { format!("; receipt {id}: {level}") }
-}
-
-/// What an event says.
-pub fn thawed_words(thawed: &v1::Thawed) -> String {
-    match thawed.end.as_str() {
-        // An agent that does not say more.
-        "" if thawed.by_itself => "thawed by itself: nobody had asked for it in time".to_owned(),
-        "" => "thawed".to_owned(),
-        word => {
-            let receipt = receipt(&thawed.receipt, &thawed.level);
-            let (holder, problem) = (text::or_dash(&thawed.holder), problem(&thawed.problem));
-            match word {
-                "failed" => format!("not frozen, for {holder}{problem}{receipt}"),
-                word => format!("thawed {}, for {holder}{problem}{receipt}", end(word)),
-            }
-        }
-    }
-}
-
-fn end(word: &str) -> String {
-    match word {
-        "asked" => "by a thaw",
-        "deadline" => "by its deadline",
-        "person" => "by a person in the guest",
-        "crash" => "because the agent crashed",
-        "hang" => "because the agent hung",
-        other => return format!("({})", text::or_dash(other)),
-    }
-    .to_owned()
-}
-
-fn problem(problem: &str) -> String {
-    if problem.is_empty() { String::new() } else { format!(": {problem}") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::Happening as _;
 
     #[test]
     fn how_a_freeze_ended_is_said() {
@@ -136,9 +82,9 @@ mod tests {
         let expected = "ended 2s ago by its deadline, for libvirt: the freeze ended by itself after 8 s";
         assert_eq!(words(&ended, now), expected);
         let event = |end: &str| v1::Thawed { end: end.to_owned(), by_itself: true, ..v1::Thawed::default() };
-        assert_eq!(thawed_words(&event("asked")), "thawed by a thaw, for -");
-        assert_eq!(thawed_words(&event("failed")), "not frozen, for -");
-        assert_eq!(thawed_words(&event("later")), "thawed (later), for -");
-        assert_eq!(thawed_words(&event("")), "thawed by itself: nobody had asked for it in time");
+        assert_eq!(event("asked").words(), "thawed by a thaw, for -");
+        assert_eq!(event("failed").words(), "not frozen, for -");
+        assert_eq!(event("later").words(), "thawed (later), for -");
+        assert_eq!(event("").words(), "thawed by itself: nobody had asked for it in time");
     }
 }

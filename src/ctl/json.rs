@@ -202,31 +202,7 @@ struct FromGuest {
     sequence: u64,
     guest_time: Option<String>,
     #[serde(flatten)]
-    about: About,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum About {
-    Nothing {},
-    Ready { run_id: String, resumed: bool, missed: u64 },
-    Started { first_since_boot: bool },
-    Shutdown { mode: String },
-    Interfaces { interfaces: Vec<Interface> },
-    FileSystem { file_system: Option<FileSystem> },
-    User { session: Option<User> },
-    Frozen { file_systems: u32, holder: String, deadline_seconds: u32 },
-    Thawed(Box<freezes::Thawed>),
-    Clock { milliseconds: i64 },
-    Disk { disk: Option<Box<Disk>> },
-    DiskRemoved { disk: Option<Box<Disk>>, in_use: Vec<String> },
-    DiskResized { disk: Option<Box<Disk>>, bytes_before: u64 },
-    DiskMounted { disk: Option<Box<Disk>>, mount_point: String, r#type: String },
-    DiskFailed { disk: Option<Box<Disk>>, problem: String },
-    Topology { topology: Option<places::Place> },
-    Refused { problem: String },
-    Node { node: Option<Box<places::Node>> },
-    Health { health: Option<places::Health> },
+    about: Option<event::Kind>,
 }
 
 pub(super) fn rfc3339(time: Timestamp) -> String {
@@ -377,7 +353,7 @@ impl From<v1::VirtualMachineEvent> for Event {
             Some(Kind::GuestEvent(event)) => Details::Guest(FromGuest {
                 sequence: event.sequence,
                 guest_time: event.time.map(rfc3339),
-                about: event.kind.map_or(About::Nothing {}, about),
+                about: event.kind,
             }),
             Some(Kind::VolumeChanged(changed)) => Details::Volume(ChangedVolume {
                 volume: changed.volume_id,
@@ -402,67 +378,6 @@ impl From<v1::VirtualMachineEvent> for Event {
         };
         Self { time: happened.time.map(rfc3339), name: happened.name, what, details }
     }
-}
-
-fn about(kind: event::Kind) -> About {
-    use event::Kind;
-    match kind {
-        Kind::AgentReady(ready) => {
-            About::Ready { run_id: ready.run_id, resumed: ready.resumed, missed: ready.missed }
-        }
-        Kind::AgentStarted(started) => About::Started { first_since_boot: started.first_since_boot },
-        Kind::ShutdownRequested(request) => About::Shutdown { mode: request.mode },
-        Kind::InterfacesChanged(change) => {
-            About::Interfaces { interfaces: change.interfaces.into_iter().map(Interface::from).collect() }
-        }
-        Kind::FileSystemMounted(mounted) => {
-            About::FileSystem { file_system: mounted.file_system.map(FileSystem::from) }
-        }
-        Kind::FileSystemUnmounted(unmounted) => {
-            About::FileSystem { file_system: unmounted.file_system.map(FileSystem::from) }
-        }
-        Kind::UserLoggedIn(login) => About::User { session: login.session.map(User::from) },
-        Kind::UserLoggedOut(logout) => About::User { session: logout.session.map(User::from) },
-        Kind::ClockJumped(jump) => About::Clock { milliseconds: jump.milliseconds },
-        Kind::Frozen(frozen) => About::Frozen {
-            file_systems: frozen.file_systems,
-            holder: frozen.holder,
-            deadline_seconds: frozen.deadline_seconds,
-        },
-        Kind::Thawed(thawed) => About::Thawed(Box::new(thawed.into())),
-        Kind::DiskAdded(v1::DiskAdded { disk }) | Kind::DiskChanged(v1::DiskChanged { disk }) => {
-            About::Disk { disk: boxed(disk) }
-        }
-        Kind::DiskRemoved(removed) => {
-            About::DiskRemoved { disk: boxed(removed.disk), in_use: removed.in_use }
-        }
-        Kind::DiskResized(resized) => {
-            About::DiskResized { disk: boxed(resized.disk), bytes_before: resized.bytes_before }
-        }
-        Kind::DiskMounted(mounted) => About::DiskMounted {
-            disk: boxed(mounted.disk),
-            mount_point: mounted.mount_point,
-            r#type: mounted.r#type,
-        },
-        Kind::DiskFailed(failed) => About::DiskFailed { disk: boxed(failed.disk), problem: failed.problem },
-        Kind::TopologyChanged(changed) => {
-            About::Topology { topology: changed.topology.map(places::Place::from) }
-        }
-        Kind::TopologyRefused(refused) => About::Refused { problem: refused.problem },
-        Kind::NodeChanged(changed) => {
-            About::Node { node: changed.node.map(|node| Box::new(places::Node::from(node))) }
-        }
-        Kind::HealthChanged(changed) => About::Health { health: changed.health.map(places::Health::from) },
-        Kind::Heartbeat(_)
-        | Kind::AgentStopping(_)
-        | Kind::ShutdownBegun(_)
-        | Kind::Suspending(_)
-        | Kind::Resumed(_) => About::Nothing {},
-    }
-}
-
-fn boxed(disk: Option<v1::Disk>) -> Option<Box<Disk>> {
-    disk.map(|disk| Box::new(disk.into()))
 }
 
 /// One ping.

@@ -1,35 +1,18 @@
 //! The names of everything that can happen: what programs read, and what `watch --kind` takes.
 
-use crate::wire::proto::v1::{VirtualMachineEvent, VolumeAction, event, virtual_machine_event::Kind};
+use crate::events;
+use crate::wire::proto::v1::{VirtualMachineEvent, VolumeAction, virtual_machine_event::Kind};
 
-/// All names, in the order in which people are told them.
-pub const NAMES: [&str; 40] = [
+/// What an event is called that a newer program knows.
+const UNKNOWN: &str = "unknown";
+
+/// The names of what the host sees.
+const OF_HOST: [&str; 13] = [
     "power-changed",
     "guest-reset",
     "guest-suspended",
     "session-opened",
     "session-closed",
-    "agent-ready",
-    "agent-started",
-    "agent-stopping",
-    "shutdown-requested",
-    "shutdown-begun",
-    "interfaces-changed",
-    "file-system-mounted",
-    "file-system-unmounted",
-    "user-logged-in",
-    "user-logged-out",
-    "clock-jumped",
-    "suspending",
-    "resumed",
-    "frozen",
-    "thawed",
-    "disk-added",
-    "disk-removed",
-    "disk-resized",
-    "disk-changed",
-    "disk-mounted",
-    "disk-failed",
     "volume-created",
     "volume-removed",
     "volume-attached",
@@ -38,15 +21,14 @@ pub const NAMES: [&str; 40] = [
     "volume-reattached",
     "load-balancer-changed",
     "disk-error",
-    "topology-changed",
-    "topology-refused",
-    "node-changed",
-    "health-changed",
-    "heartbeat",
-    "unknown",
 ];
 
-/// The name of an event; always one of [`NAMES`].
+/// All names, in the order in which people are told them.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    OF_HOST.iter().chain(events::NAMES).copied().chain([UNKNOWN])
+}
+
+/// The name of an event; always one of [`names`].
 pub fn name(happened: &VirtualMachineEvent) -> &'static str {
     match &happened.kind {
         Some(Kind::PowerChanged(_)) => "power-changed",
@@ -54,35 +36,7 @@ pub fn name(happened: &VirtualMachineEvent) -> &'static str {
         Some(Kind::GuestSuspended(_)) => "guest-suspended",
         Some(Kind::SessionOpened(_)) => "session-opened",
         Some(Kind::SessionClosed(_)) => "session-closed",
-        Some(Kind::GuestEvent(event)) => match &event.kind {
-            Some(event::Kind::AgentReady(_)) => "agent-ready",
-            Some(event::Kind::AgentStarted(_)) => "agent-started",
-            Some(event::Kind::AgentStopping(_)) => "agent-stopping",
-            Some(event::Kind::ShutdownRequested(_)) => "shutdown-requested",
-            Some(event::Kind::ShutdownBegun(_)) => "shutdown-begun",
-            Some(event::Kind::InterfacesChanged(_)) => "interfaces-changed",
-            Some(event::Kind::FileSystemMounted(_)) => "file-system-mounted",
-            Some(event::Kind::FileSystemUnmounted(_)) => "file-system-unmounted",
-            Some(event::Kind::UserLoggedIn(_)) => "user-logged-in",
-            Some(event::Kind::UserLoggedOut(_)) => "user-logged-out",
-            Some(event::Kind::ClockJumped(_)) => "clock-jumped",
-            Some(event::Kind::Suspending(_)) => "suspending",
-            Some(event::Kind::Resumed(_)) => "resumed",
-            Some(event::Kind::Frozen(_)) => "frozen",
-            Some(event::Kind::Thawed(_)) => "thawed",
-            Some(event::Kind::DiskAdded(_)) => "disk-added",
-            Some(event::Kind::DiskRemoved(_)) => "disk-removed",
-            Some(event::Kind::DiskResized(_)) => "disk-resized",
-            Some(event::Kind::DiskChanged(_)) => "disk-changed",
-            Some(event::Kind::DiskMounted(_)) => "disk-mounted",
-            Some(event::Kind::DiskFailed(_)) => "disk-failed",
-            Some(event::Kind::TopologyChanged(_)) => "topology-changed",
-            Some(event::Kind::TopologyRefused(_)) => "topology-refused",
-            Some(event::Kind::NodeChanged(_)) => "node-changed",
-            Some(event::Kind::HealthChanged(_)) => "health-changed",
-            Some(event::Kind::Heartbeat(_)) => "heartbeat",
-            None => "unknown",
-        },
+        Some(Kind::GuestEvent(event)) => event.kind.as_ref().map_or(UNKNOWN, events::name),
         Some(Kind::VolumeChanged(changed)) => match changed.action() {
             VolumeAction::Created => "volume-created",
             VolumeAction::Removed => "volume-removed",
@@ -90,10 +44,10 @@ pub fn name(happened: &VirtualMachineEvent) -> &'static str {
             VolumeAction::Detached => "volume-detached",
             VolumeAction::Expanded => "volume-expanded",
             VolumeAction::Reattached => "volume-reattached",
-            VolumeAction::Unspecified => "unknown",
+            VolumeAction::Unspecified => UNKNOWN,
         },
         Some(Kind::LoadBalancerChanged(_)) => "load-balancer-changed",
         Some(Kind::IoError(_)) => "disk-error",
-        None => "unknown",
+        None => UNKNOWN,
     }
 }

@@ -1,11 +1,11 @@
-//! Where guests run, the Nodes that they are, and how they are: as values for programs, and in words.
+//! Where guests run, the Nodes that they are, and how they are: as values for programs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
 use super::json::rfc3339;
-use crate::text;
+pub use crate::events::places::{health_words, labels, node_words, words};
 use crate::wire::proto::v1;
 
 /// Where something runs.
@@ -94,49 +94,4 @@ impl From<v1::Health> for Health {
         let v1::Health { cloud_init, cloud_init_errors, failed_units } = health;
         Self { cloud_init, cloud_init_errors, failed_units }
     }
-}
-
-/// Such as `region eu, zone a, on host-1`.
-pub fn words(topology: Option<&v1::Topology>) -> String {
-    let Some(topology) = topology else { return "an unknown place".to_owned() };
-    let mut words = Vec::new();
-    for (name, value) in [("region ", &topology.region), ("zone ", &topology.zone), ("on ", &topology.host)] {
-        if !value.is_empty() {
-            words.push(format!("{name}{value}"));
-        }
-    }
-    words.extend(labels(topology));
-    text::or_dash(&words.join(", "))
-}
-
-/// Its labels as `key=value`, in their order.
-pub fn labels(topology: &v1::Topology) -> Vec<String> {
-    let mut labels: Vec<_> = topology.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    labels.sort();
-    labels
-}
-
-/// What became of the Node.
-pub fn node_words(node: Option<&v1::Node>) -> String {
-    let Some(node) = node else { return "no node of a cluster any more".to_owned() };
-    let reason = if node.reason.is_empty() { String::new() } else { format!(" ({})", node.reason) };
-    format!(
-        "node {}: ready {}, labels {}{reason}",
-        text::or_dash(&node.name),
-        text::or_dash(&node.ready),
-        node.state
-    )
-}
-
-/// How the guest is.
-pub fn health_words(health: Option<&v1::Health>) -> String {
-    let health = health.cloned().unwrap_or_default();
-    let mut words = vec![match health.failed_units.as_slice() {
-        [] => "no unit has failed".to_owned(),
-        units => format!("failed units: {}", units.join(" ")),
-    }];
-    if !health.cloud_init.is_empty() {
-        words.push(format!("cloud-init {}", health.cloud_init));
-    }
-    words.join(", ")
 }

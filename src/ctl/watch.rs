@@ -7,12 +7,13 @@ use tonic::Streaming;
 
 use super::client::{Client, answer};
 use super::print::Printer;
-use super::{Error, freezes, io_errors, json, kinds, places, words};
+use super::{Error, io_errors, json, kinds, words};
+use crate::events::happening;
 use crate::text::colours::{Colours, Style};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{
     LoadBalancerChanged, PowerState, VirtualMachineEvent, VolumeAction, VolumeChanged,
-    WatchVirtualMachinesRequest, event,
+    WatchVirtualMachinesRequest,
 };
 
 /// What to show.
@@ -105,7 +106,7 @@ fn words(event: &VirtualMachineEvent) -> String {
         Some(Kind::LoadBalancerChanged(changed)) => of_load_balancer(changed),
         Some(Kind::IoError(error)) => io_errors::words(error),
         Some(Kind::GuestEvent(event)) => match &event.kind {
-            Some(kind) => of_guest(kind),
+            Some(kind) => happening(kind).words(),
             None => "an event that this guestctl does not know".to_owned(),
         },
         None => "something that this guestctl does not know".to_owned(),
@@ -135,81 +136,10 @@ fn of_load_balancer(changed: &LoadBalancerChanged) -> String {
     format!("load balancer {state}: {namespace}/{service} of the cluster {cluster}{addresses}{why}")
 }
 
-fn of_guest(kind: &event::Kind) -> String {
-    use event::Kind;
-    match kind {
-        Kind::AgentReady(ready) => match (ready.resumed, ready.missed) {
-            (true, _) => "agent ready, nothing was missed".to_owned(),
-            (false, 0) => "agent ready".to_owned(),
-            (false, missed) => format!("agent ready, {missed} events were missed"),
-        },
-        Kind::Heartbeat(_) => "heartbeat".to_owned(),
-        Kind::AgentStarted(started) if started.first_since_boot => "agent started (new boot)".to_owned(),
-        Kind::AgentStarted(_) => "agent started".to_owned(),
-        Kind::AgentStopping(_) => "agent stopping".to_owned(),
-        Kind::ShutdownRequested(request) => format!("shutdown requested: {}", request.mode),
-        Kind::ShutdownBegun(_) => "shutdown begun".to_owned(),
-        Kind::InterfacesChanged(change) => {
-            let interfaces: Vec<_> = change.interfaces.iter().map(words::interface).collect();
-            format!("interfaces changed: {}", text::or_dash(&interfaces.join("; ")))
-        }
-        Kind::FileSystemMounted(mounted) => {
-            format!("file system mounted: {}", words::file_system(mounted.file_system.as_ref()))
-        }
-        Kind::FileSystemUnmounted(unmounted) => {
-            format!("file system unmounted: {}", words::file_system(unmounted.file_system.as_ref()))
-        }
-        Kind::UserLoggedIn(login) => format!("user logged in: {}", words::user(login.session.as_ref())),
-        Kind::UserLoggedOut(logout) => format!("user logged out: {}", words::user(logout.session.as_ref())),
-        Kind::ClockJumped(jump) => {
-            let way = if jump.milliseconds < 0 { "back" } else { "forward" };
-            let milliseconds = jump.milliseconds.unsigned_abs();
-            format!("clock jumped {way} by {}.{:03} s", milliseconds / 1000, milliseconds % 1000)
-        }
-        Kind::Suspending(_) => "suspending".to_owned(),
-        Kind::Resumed(_) => "resumed".to_owned(),
-        Kind::Frozen(frozen) => format!(
-            "{} file systems frozen by {}, for {} s at most",
-            frozen.file_systems, frozen.holder, frozen.deadline_seconds
-        ),
-        Kind::Thawed(thawed) => freezes::thawed_words(thawed),
-        Kind::DiskAdded(added) => format!("disk added: {}", words::disk(added.disk.as_ref())),
-        Kind::DiskRemoved(removed) if removed.in_use.is_empty() => {
-            format!("disk removed: {}", words::disk(removed.disk.as_ref()))
-        }
-        Kind::DiskRemoved(removed) => format!(
-            "disk removed while in use: {}; it was used for {}",
-            words::disk(removed.disk.as_ref()),
-            removed.in_use.join(", ")
-        ),
-        Kind::DiskResized(resized) => format!(
-            "disk resized: {}; it had {}",
-            words::disk(resized.disk.as_ref()),
-            text::size(resized.bytes_before)
-        ),
-        Kind::DiskChanged(changed) => format!("disk changed: {}", words::disk(changed.disk.as_ref())),
-        Kind::DiskMounted(mounted) => format!(
-            "disk mounted: {} on {} ({})",
-            words::disk(mounted.disk.as_ref()),
-            mounted.mount_point,
-            mounted.r#type
-        ),
-        Kind::TopologyChanged(changed) => {
-            format!("runs in {}", places::words(changed.topology.as_ref()))
-        }
-        Kind::TopologyRefused(refused) => format!("topology refused: {}", refused.problem),
-        Kind::NodeChanged(changed) => places::node_words(changed.node.as_ref()),
-        Kind::HealthChanged(changed) => places::health_words(changed.health.as_ref()),
-        Kind::DiskFailed(failed) => {
-            format!("disk failed: {}: {}", words::disk(failed.disk.as_ref()), failed.problem)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::proto::v1;
+    use crate::wire::proto::v1::{self, event};
 
     #[test]
     fn filters() {

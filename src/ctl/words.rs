@@ -1,16 +1,16 @@
 //! How states and times look to people and, in part, to programs.
 
-use crate::text;
 use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
 use super::io_errors;
+pub use crate::events::disks::words as disk;
+pub use crate::events::file_systems::words as file_system;
+pub use crate::events::interfaces::words as interface;
+pub use crate::events::users::words as user;
 use crate::text::colours::Style;
-use crate::wire::proto::v1::{
-    CallbackState, Disk, GuestSuspended, MountedFileSystem, NetworkInterface, PowerState, SessionState,
-    UserSession, VirtualMachine,
-};
+use crate::wire::proto::v1::{CallbackState, GuestSuspended, PowerState, SessionState, VirtualMachine};
 
 /// A power state in one word.
 pub fn power(power: PowerState) -> &'static str {
@@ -65,45 +65,6 @@ pub fn callback(callback: CallbackState) -> &'static str {
         CallbackState::Connecting => "connecting",
         CallbackState::Open => "open",
     }
-}
-
-/// A network interface, such as `eth0 192.0.2.7/24 fe80::1/64`.
-pub fn interface(interface: &NetworkInterface) -> String {
-    let mut words = vec![interface.name.as_str()];
-    words.extend(interface.addresses.iter().map(String::as_str));
-    if !interface.running {
-        words.push("(down)");
-    }
-    words.join(" ")
-}
-
-/// A mounted file system, such as `/data (xfs from /dev/vdb)`.
-pub fn file_system(mounted: Option<&MountedFileSystem>) -> String {
-    mounted.map_or("-".to_owned(), |mounted| {
-        format!("{} ({} from {})", mounted.mount_point, mounted.r#type, mounted.source)
-    })
-}
-
-/// A disk, such as `vdb (virtio, 10 GiB, serial number data-1)`.
-pub fn disk(disk: Option<&Disk>) -> String {
-    let Some(disk) = disk else { return "-".to_owned() };
-    let serial = match disk.serials.first() {
-        Some(serial) => format!("serial number {}", serial.value),
-        None => "no serial number".to_owned(),
-    };
-    format!("{} ({}, {}, {serial})", disk.name, disk.bus, text::size(disk.bytes))
-}
-
-/// A user's session, such as `ann on pts/0 from 192.0.2.9`.
-pub fn user(session: Option<&UserSession>) -> String {
-    let Some(session) = session else { return "-".to_owned() };
-    let mut words = session.user.clone();
-    for (before, part) in [(" on ", &session.terminal), (" from ", &session.remote_host)] {
-        if !part.is_empty() {
-            words = words + before + part;
-        }
-    }
-    words
 }
 
 /// Nanoseconds as milliseconds.

@@ -1,7 +1,7 @@
 //! What happens in this guest: numbered, remembered for a while, and told to everyone who watches.
 //!
 //! A watcher that comes back within the same run of the agent gets what it missed; one that was away for too
-//! long, or is too slow, gets the whole [`State`] instead. Nobody who watches can slow down anybody else.
+//! long, or is too slow, gets the whole [`GuestState`] instead. Nobody who watches can slow down anybody else.
 //!
 //! ```text
 //! monitors, verbs ──tell──▶ Hub: [ring of the newest events] [state] ──▶ Watcher (a place in the ring)
@@ -13,11 +13,9 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 
-use crate::guest::disks::identity::KnownDisk;
-use crate::guest::freeze::end::End;
-use crate::guest::power::Mode;
-use crate::guest::state::{FileSystem, Health, Link, State, UserSession};
-use crate::guest::topology::{Known, Node};
+pub use crate::events::Kind;
+use crate::events::state::{Kept, Unbounded};
+use crate::wire::proto::v1::GuestState;
 
 /// Events that are remembered.
 const REMEMBERED: usize = 256;
@@ -25,117 +23,15 @@ const REMEMBERED: usize = 256;
 /// Time between two ticks: the heartbeat of the API, and the watchdog of the service manager.
 pub const TICK: Duration = Duration::from_secs(10);
 
-/// Something that happened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// The agent began to run.
-    Started {
-        /// For the first time since the guest booted.
-        first_since_boot: bool,
-    },
-    /// The agent is ending.
-    Stopping,
-    /// The init system accepted a shutdown that the agent was asked for.
-    ShutdownRequested(Mode),
-    /// The init system has begun to shut down, whoever asked.
-    ShutdownBegun,
-    /// Links or addresses changed; all of them as they are now.
-    LinksChanged(Vec<Link>),
-    /// A file system was mounted.
-    Mounted(FileSystem),
-    /// A file system was unmounted.
-    Unmounted(FileSystem),
-    /// A user logged in.
-    LoggedIn(UserSession),
-    /// A user's session ended.
-    LoggedOut(UserSession),
-    /// The clock was set.
-    ClockJumped {
-        /// Forward if positive.
-        milliseconds: i64,
-    },
-    /// The guest is about to be suspended.
-    Suspending,
-    /// The guest goes on after that.
-    Resumed,
-    /// File systems are frozen.
-    Frozen {
-        /// How many.
-        file_systems: usize,
-        /// Who asked for it.
-        holder: String,
-        /// They are thawed after this time, whatever happens.
-        deadline: Duration,
-    },
-    /// They are not frozen any more, or, if the freeze failed, were never all frozen.
-    Thawed {
-        /// Who had asked for the freeze.
-        holder: String,
-        /// What ended it.
-        end: End,
-        /// Why a snapshot of that time is not consistent, or what else is wrong; empty if all is well.
-        problem: String,
-        /// The id of the receipt; empty if there is none.
-        receipt: String,
-        /// What the snapshot is worth by it, in one word; empty without one.
-        level: &'static str,
-    },
-    /// A disk is there, and known.
-    DiskAdded(Arc<KnownDisk>),
-    /// A disk is gone.
-    DiskRemoved {
-        /// As it was.
-        disk: Arc<KnownDisk>,
-        /// What it was used for, in words: mount points, swap space, what is made of it.
-        in_use: Vec<String>,
-    },
-    /// A disk has another size.
-    DiskResized {
-        /// As it is now.
-        disk: Arc<KnownDisk>,
-        /// The size that it had, in bytes.
-        before: u64,
-    },
-    /// Something else of a disk is other than before: its partitions, its holders, whether it can be written to.
-    DiskChanged(Arc<KnownDisk>),
-    /// The agent mounted a disk.
-    DiskMounted {
-        /// Which one.
-        disk: Arc<KnownDisk>,
-        /// Where.
-        mount_point: String,
-        /// Such as `ext4`.
-        kind: String,
-    },
-    /// A disk does not do what it should.
-    DiskFailed {
-        /// Which one.
-        disk: Arc<KnownDisk>,
-        /// What does not work, and why, in words.
-        problem: String,
-    },
-    /// It is known that the guest runs somewhere else.
-    TopologyChanged(Arc<Known>),
-    /// The host half told a topology that is not taken.
-    TopologyRefused {
-        /// Why, in words.
-        problem: String,
-    },
-    /// The Node of this guest has changed, or has been deleted.
-    NodeChanged(Option<Arc<Node>>),
-    /// The result of the boot or the state of services has changed.
-    HealthChanged(Arc<Health>),
-}
-
 /// An event with its number and time.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Recorded {
     /// 1, 2, 3, … in this run of the agent.
     pub sequence: u64,
     /// The guest's clock.
     pub time: SystemTime,
     /// What happened.
-    pub event: Event,
+    pub event: Kind,
 }
 
 /// A place in the sequence of events.
@@ -148,18 +44,18 @@ pub struct Position {
 }
 
 /// Where a watcher stands when it begins, or begins anew.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Opening {
     /// The events after this one follow.
     pub position: Position,
     /// Events between the place asked for and this one that are lost; their outcome is in the state.
     pub missed: u64,
     /// Absent when every event since the place asked for follows.
-    pub state: Option<State>,
+    pub state: Option<Arc<GuestState>>,
 }
 
 /// What a watcher is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum News {
     /// The next event.
     Event(Arc<Recorded>),
@@ -180,10 +76,16 @@ pub struct Hub {
 
 #[derive(Debug, Default)]
 struct Log {
-    state: State,
+    state: Kept,
     newest: u64,
     ticks: u64,
     events: VecDeque<Arc<Recorded>>,
+}
+
+impl Log {
+    fn state(&self) -> Arc<GuestState> {
+        self.state.state.clone().unwrap_or_default()
+    }
 }
 
 impl Default for Hub {
@@ -199,11 +101,13 @@ impl Hub {
     }
 
     /// Remembers the event, and tells every watcher.
-    pub fn tell(&self, event: Event) {
+    pub fn tell(&self, event: impl Into<Kind>) {
+        let event = event.into();
         {
             let mut log = self.log();
             let time = SystemTime::now();
-            log.state.apply(&event, time);
+            // Nothing is too much without bounds.
+            let _ = log.state.apply(&event, Some(time.into()), &Unbounded);
             log.newest += 1;
             let recorded = Recorded { sequence: log.newest, time, event };
             if log.events.len() == REMEMBERED {
@@ -227,9 +131,9 @@ impl Hub {
     }
 
     /// The guest as it is now, and the newest event that it includes.
-    pub fn state(&self) -> (Position, State) {
+    pub fn state(&self) -> (Position, Arc<GuestState>) {
         let log = self.log();
-        (self.position(log.newest), log.state.clone())
+        (self.position(log.newest), log.state())
     }
 
     /// Watches all events after `after`, or from now on.
@@ -250,11 +154,7 @@ impl Hub {
     }
 
     fn restart(&self, log: &Log, seen: u64) -> Opening {
-        Opening {
-            position: self.position(log.newest),
-            missed: log.newest - seen,
-            state: Some(log.state.clone()),
-        }
+        Opening { position: self.position(log.newest), missed: log.newest - seen, state: Some(log.state()) }
     }
 
     fn position(&self, sequence: u64) -> Position {
@@ -311,9 +211,10 @@ impl Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::proto::v1::{ClockJumped, FileSystemMounted, MountedFileSystem};
 
-    fn jump(milliseconds: i64) -> Event {
-        Event::ClockJumped { milliseconds }
+    fn jump(milliseconds: i64) -> ClockJumped {
+        ClockJumped { milliseconds }
     }
 
     async fn jumps(watcher: &mut Watcher, count: usize) -> Vec<(u64, i64)> {
@@ -321,7 +222,9 @@ mod tests {
         for _ in 0..count {
             match watcher.next().await {
                 News::Event(recorded) => match recorded.event {
-                    Event::ClockJumped { milliseconds } => heard.push((recorded.sequence, milliseconds)),
+                    Kind::ClockJumped(ClockJumped { milliseconds }) => {
+                        heard.push((recorded.sequence, milliseconds))
+                    }
                     ref other => panic!("{other:?}"),
                 },
                 other => panic!("{other:?}"),
@@ -374,9 +277,12 @@ mod tests {
     async fn who_is_too_slow_begins_anew_with_the_state() {
         let hub = Arc::new(Hub::new("run".to_owned()));
         let (_, mut watcher) = hub.watch(None);
-        let file_system =
-            FileSystem { mount_point: "/data".into(), source: "/dev/vdb".into(), kind: "xfs".into() };
-        hub.tell(Event::Mounted(file_system.clone()));
+        let file_system = MountedFileSystem {
+            mount_point: "/data".into(),
+            source: "/dev/vdb".into(),
+            r#type: "xfs".into(),
+        };
+        hub.tell(FileSystemMounted { file_system: Some(file_system.clone()) });
         for number in 0..300 {
             hub.tell(jump(number));
         }

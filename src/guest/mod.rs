@@ -1,4 +1,4 @@
-//! The verbs over this machine. They know no protocol: QGA and the guestlet API both call them.
+//! The verbs over this machine. They know no protocol, but for the messages of events: QGA and the guestlet API both call them.
 //!
 //! One file per subject. To add a verb: put it into its subject's file, with what it reads going through
 //! the [`Root`], and its errors typed.
@@ -24,6 +24,7 @@ pub mod journal;
 pub mod load;
 mod logind;
 pub mod memory_blocks;
+pub mod messages;
 pub mod metrics;
 pub mod monitor;
 pub mod network;
@@ -35,7 +36,6 @@ pub mod processes;
 pub mod processors;
 pub mod routes;
 pub mod ssh_keys;
-pub mod state;
 pub mod suspend;
 pub mod system;
 pub mod topology;

@@ -5,10 +5,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::guest::Guest;
-use crate::guest::events::Event;
 use crate::guest::logind::{self, Logind};
 use crate::sys::program;
 use crate::sys::root::Root;
+use crate::wire::proto::v1::ShutdownRequested;
 
 /// How long a command may take to accept a shutdown.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -65,7 +65,7 @@ pub async fn shutdown(guest: &Guest, mode: Mode) -> Result<(), Error> {
         tracing::info!("logind cannot shut down ({logind}), using the system's command");
         run_command(&guest.root, mode, logind.to_string()).await?;
     }
-    guest.events.tell(Event::ShutdownRequested(mode));
+    guest.events.tell(ShutdownRequested { mode: mode.to_string() });
     Ok(())
 }
 

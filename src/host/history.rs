@@ -6,7 +6,7 @@ use std::sync::Arc;
 use prost_types::Timestamp;
 
 use super::limits::Limits;
-use super::weight::Heap as _;
+use crate::wire::heap::Heap as _;
 use crate::wire::proto::v1::VirtualMachineEvent;
 
 /// What one event takes beside its words.

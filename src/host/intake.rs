@@ -15,10 +15,10 @@ use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::limits::Limits;
-use super::state::Excess;
 use super::text;
+use crate::events::state::{Bounds as _, Excess};
 use crate::wire::proto::v1;
-use crate::wire::weigh::{self, EVENT, Unfit};
+use crate::wire::weigh::{self, Shaped as _, Unfit};
 
 /// Bytes that large events of all guests may take together.
 const MOST: usize = 32 * 1024 * 1024;
@@ -98,7 +98,7 @@ impl Intake {
 /// What an event takes in memory, if it may be decoded.
 fn weigh(bytes: &[u8], limits: &Limits) -> Result<usize, Unwanted> {
     let most = TIMES.saturating_mul(limits.message_bytes);
-    match weigh::weigh(&EVENT, bytes, |list| limits.of(list)) {
+    match weigh::weigh(v1::Event::SHAPE, bytes, |list| limits.of(list)) {
         Ok(weight) if weight > most => Err(Unwanted::Heavy { weight, most }),
         Ok(weight) => Ok(weight),
         Err(Unfit::Many(list)) => Err(Excess::new(list, limits).into()),
@@ -108,8 +108,8 @@ fn weigh(bytes: &[u8], limits: &Limits) -> Result<usize, Unwanted> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::weight::guest_event;
     use super::*;
+    use crate::wire::heap::Heap as _;
     use crate::wire::proto::v1::event::Kind;
     use proptest::prelude::*;
 
@@ -252,15 +252,15 @@ mod tests {
     fn is_never_less(bytes: &[u8]) -> Result<(), TestCaseError> {
         let Ok(event) = v1::Event::decode(bytes) else { return Ok(()) };
         let Some(kind) = &event.kind else { return Ok(()) };
-        let weight = match weigh::weigh(&EVENT, bytes, |_| usize::MAX) {
+        let weight = match weigh::weigh(v1::Event::SHAPE, bytes, |_| usize::MAX) {
             Ok(weight) => weight,
             // prost passes over groups, which nobody sends.
             Err(Unfit::Malformed) if has_group(bytes) => return Ok(()),
             Err(unfit) => return Err(TestCaseError::fail(format!("{unfit}: {event:?}"))),
         };
-        prop_assert!(weight >= guest_event(kind), "{weight} < {}: {event:?}", guest_event(kind));
+        prop_assert!(weight >= kind.heap(), "{weight} < {}: {event:?}", kind.heap());
         if counted(kind) > 0 {
-            prop_assert!(weigh::weigh(&EVENT, bytes, |_| 0).is_err(), "{event:?}");
+            prop_assert!(weigh::weigh(v1::Event::SHAPE, bytes, |_| 0).is_err(), "{event:?}");
         }
         Ok(())
     }

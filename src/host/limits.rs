@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::events::state::Bounds;
 use crate::wire::weigh::List;
 
 /// The bounds of one guest.
@@ -67,9 +68,8 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
-    /// How many entries a list may have.
-    pub fn of(&self, list: List) -> usize {
+impl Bounds for Limits {
+    fn of(&self, list: List) -> usize {
         match list {
             List::Interfaces => self.interfaces,
             List::Addresses => self.addresses,
@@ -79,6 +79,12 @@ impl Limits {
         }
     }
 
+    fn state_bytes(&self) -> usize {
+        self.state_bytes
+    }
+}
+
+impl Limits {
     /// Bytes that may come at once on one stream.
     pub fn byte_burst(&self) -> usize {
         let seconds = usize::try_from(self.bytes_per_second).unwrap_or(usize::MAX).saturating_mul(8);

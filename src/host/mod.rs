@@ -83,7 +83,6 @@ pub mod rotation;
 pub mod scrape;
 pub mod session;
 pub mod settings;
-pub mod state;
 pub mod talk;
 pub mod text;
 pub mod topology;

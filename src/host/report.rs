@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::conversation::Channel;
 use super::intake::Heard;
 use super::place::Outcome;
-use super::state::Excess;
+use crate::events::state::Excess;
 use crate::trust::Fingerprint;
 use crate::trust::key::PublicKey;
 use crate::wire::proto::v1::{self, CallbackState, PowerState};

@@ -24,10 +24,10 @@ use super::backoff::{Backoff, LASTING};
 use super::contact::Contact;
 use super::conversation::{End, Refusal};
 use super::report::{Machine, Notes, Report, Reports};
-use super::state::Excess;
 use super::talk::{Memory, talk};
 use super::text;
 use super::trust::Trust;
+use crate::events::state::Excess;
 use crate::wire::proto::v1::PowerState;
 
 /// The wait before a refused guest is dialled again, or one whose session failed.

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use prost_types::Timestamp;
 
 use crate::sys::error_chain;
+use crate::wire::messages::{event_kinds, messages};
 use crate::wire::proto::v1::{self, event::Kind};
 
 /// Longest text that is taken from a guest, in characters.
@@ -14,16 +15,9 @@ pub const MAX_TEXT: usize = 256;
 const MAX_WORDS: usize = 4096;
 /// Longest line of a log, in characters.
 const MAX_LINE: usize = 1 << 16;
-/// Most capabilities that are taken from a guest.
-const MAX_CAPABILITIES: usize = 64;
-/// Most serial numbers, and most partitions and holders, that are taken of one disk.
-const MAX_SERIALS: usize = 8;
-const MAX_PARTS: usize = 64;
-/// Most uses of a disk that is gone.
-const MAX_USES: usize = 64;
 /// Most labels of a Node or a topology.
 const MAX_LABELS: usize = 256;
-/// Most taints, addresses and units.
+/// Most entries of a list whose length no setting limits, such as partitions, taints or capabilities.
 const MAX_LISTED: usize = 64;
 /// The year 10000 in seconds since 1970: later times cannot be written as RFC 3339 has it.
 const YEAR_10000: i64 = 253_402_300_800;
@@ -84,81 +78,30 @@ fn is_hidden(one: char) -> bool {
 }
 
 /// What a guest says of itself, cleaned.
-pub fn clean_info(info: v1::GuestInfo) -> v1::GuestInfo {
-    v1::GuestInfo {
-        machine_id: clean(&info.machine_id),
-        boot_id: clean(&info.boot_id),
-        dmi_uuid: clean(&info.dmi_uuid).to_lowercase(),
-        host_name: clean(&info.host_name),
-        operating_system: info.operating_system.map(|system| v1::OperatingSystem {
-            id: clean(&system.id),
-            name: clean(&system.name),
-            pretty_name: clean(&system.pretty_name),
-            version_id: clean(&system.version_id),
-        }),
-        kernel_release: clean(&info.kernel_release),
-        machine: clean(&info.machine),
-        agent_version: clean(&info.agent_version),
-        capabilities: info.capabilities.iter().take(MAX_CAPABILITIES).map(|name| clean(name)).collect(),
-        heartbeat_interval_seconds: info.heartbeat_interval_seconds,
-    }
+pub fn clean_info(mut info: v1::GuestInfo) -> v1::GuestInfo {
+    info.clean();
+    info.dmi_uuid = info.dmi_uuid.to_lowercase();
+    info
 }
 
 /// Cleans an event of a guest where it is. Lists without a limit of their own are cut to what is shown.
 pub fn clean_event(event: &mut v1::Event) {
     event.time = event.time.filter(can_be_written);
-    event.kind.iter_mut().for_each(clean_kind);
+    let Some(kind) = &mut event.kind else { return };
+    kind.clean();
+    if let Kind::AgentReady(v1::AgentReady { state: Some(state), .. }) = kind
+        && let Some(freeze) = &mut state.freeze
+    {
+        freeze.since = freeze.since.filter(can_be_written);
+        // A time that cannot be written is an end all the same.
+        freeze.ended =
+            freeze.ended.map(|ended| if can_be_written(&ended) { ended } else { Timestamp::default() });
+    }
 }
 
 /// Whether a guest's time is one that can be written as RFC 3339 has it.
 pub fn can_be_written(time: &Timestamp) -> bool {
     (0..YEAR_10000).contains(&time.seconds) && (0..1_000_000_000).contains(&time.nanos)
-}
-
-fn clean_kind(kind: &mut Kind) {
-    match kind {
-        Kind::AgentReady(ready) => {
-            tidy(&mut ready.run_id);
-            ready.state.as_deref_mut().into_iter().for_each(clean_state);
-        }
-        Kind::ShutdownRequested(request) => tidy(&mut request.mode),
-        Kind::InterfacesChanged(change) => change.interfaces.iter_mut().for_each(clean_interface),
-        Kind::FileSystemMounted(mounted) => mounted.file_system.iter_mut().for_each(clean_file_system),
-        Kind::FileSystemUnmounted(unmounted) => unmounted.file_system.iter_mut().for_each(clean_file_system),
-        Kind::UserLoggedIn(login) => login.session.iter_mut().for_each(clean_session),
-        Kind::UserLoggedOut(logout) => logout.session.iter_mut().for_each(clean_session),
-        Kind::Thawed(thawed) => {
-            tidy_all([&mut thawed.holder, &mut thawed.end, &mut thawed.problem]);
-            tidy_all([&mut thawed.receipt, &mut thawed.level]);
-        }
-        Kind::Frozen(frozen) => tidy(&mut frozen.holder),
-        Kind::DiskAdded(added) => added.disk.iter_mut().for_each(clean_disk),
-        Kind::DiskRemoved(removed) => {
-            removed.disk.iter_mut().for_each(clean_disk);
-            tidy_list(&mut removed.in_use, MAX_USES);
-        }
-        Kind::DiskResized(resized) => resized.disk.iter_mut().for_each(clean_disk),
-        Kind::DiskChanged(changed) => changed.disk.iter_mut().for_each(clean_disk),
-        Kind::DiskMounted(mounted) => {
-            mounted.disk.iter_mut().for_each(clean_disk);
-            tidy_all([&mut mounted.mount_point, &mut mounted.r#type]);
-        }
-        Kind::DiskFailed(failed) => {
-            failed.disk.iter_mut().for_each(clean_disk);
-            tidy(&mut failed.problem);
-        }
-        Kind::TopologyChanged(changed) => changed.topology.iter_mut().for_each(clean_topology),
-        Kind::TopologyRefused(refused) => tidy(&mut refused.problem),
-        Kind::NodeChanged(changed) => changed.node.iter_mut().for_each(clean_node),
-        Kind::HealthChanged(changed) => changed.health.iter_mut().for_each(clean_health),
-        Kind::Heartbeat(_)
-        | Kind::AgentStopping(_)
-        | Kind::AgentStarted(_)
-        | Kind::ShutdownBegun(_)
-        | Kind::ClockJumped(_)
-        | Kind::Suspending(_)
-        | Kind::Resumed(_) => {}
-    }
 }
 
 /// Cleans a text where it is: most of them have nothing to be cleaned.
@@ -186,76 +129,65 @@ fn tidy_list(list: &mut Vec<String>, most: usize) {
     tidy_all(list);
 }
 
-fn clean_state(state: &mut v1::GuestState) {
-    // How many these may have is limited by the settings: more are not even decoded.
-    state.interfaces.iter_mut().for_each(clean_interface);
-    state.file_systems.iter_mut().for_each(clean_file_system);
-    state.users.iter_mut().for_each(clean_session);
-    state.disks.iter_mut().for_each(clean_disk);
-    state.topology.iter_mut().for_each(clean_topology);
-    state.node.iter_mut().for_each(clean_node);
-    state.health.iter_mut().for_each(clean_health);
-    state.freeze.iter_mut().for_each(clean_freeze);
-}
-
-fn clean_freeze(freeze: &mut v1::LastFreeze) {
-    tidy_all([&mut freeze.holder, &mut freeze.end, &mut freeze.problem]);
-    tidy_all([&mut freeze.receipt, &mut freeze.level]);
-    freeze.since = freeze.since.filter(can_be_written);
-    // A time that cannot be written is an end all the same.
-    freeze.ended =
-        freeze.ended.map(|ended| if can_be_written(&ended) { ended } else { Timestamp::default() });
-}
-
 fn clean_labels(labels: &mut HashMap<String, String>) {
     let all = std::mem::take(labels).into_iter().take(MAX_LABELS);
     *labels = all.map(|(key, value)| (clean(&key), clean(&value))).collect();
 }
 
-fn clean_topology(topology: &mut v1::Topology) {
-    tidy_all([&mut topology.region, &mut topology.zone, &mut topology.host]);
-    clean_labels(&mut topology.labels);
+/// A message of a guest whose texts are bounded and visible afterwards.
+trait Clean {
+    /// Cleans it where it is.
+    fn clean(&mut self);
 }
 
-fn clean_node(node: &mut v1::Node) {
-    tidy_all([&mut node.name, &mut node.state, &mut node.reason, &mut node.ready, &mut node.ready_reason]);
-    tidy_all([&mut node.provider_id, &mut node.kubelet_version]);
-    clean_labels(&mut node.labels);
-    tidy_list(&mut node.taints, MAX_LISTED);
-    tidy_list(&mut node.addresses, MAX_LISTED);
+/// Cleans a field. Lists whose length the settings limit are whole: longer ones are not even decoded.
+macro_rules! clean {
+    ($field:expr, text, $list:ident) => {
+        tidy(&mut $field)
+    };
+    ($field:expr, texts, None) => {
+        tidy_list(&mut $field, MAX_LISTED)
+    };
+    ($field:expr, texts, $list:ident) => {
+        tidy_all(&mut $field)
+    };
+    ($field:expr, map, $list:ident) => {
+        clean_labels(&mut $field)
+    };
+    ($field:expr, many, None) => {{
+        cut(&mut $field, MAX_LISTED);
+        $field.iter_mut().for_each(|one| one.clean());
+    }};
+    ($field:expr, $one_or_many:ident, $list:ident) => {
+        $field.iter_mut().for_each(|one| one.clean())
+    };
 }
 
-fn clean_health(health: &mut v1::Health) {
-    tidy(&mut health.cloud_init);
-    tidy_list(&mut health.cloud_init_errors, MAX_LISTED);
-    tidy_list(&mut health.failed_units, MAX_LISTED);
+macro_rules! of_messages {
+    ($($message:ident { $($field:ident: $kind:ident ($inner:ident, $list:ident) = $number:literal;)* })*) => {
+        $(impl Clean for v1::$message {
+            fn clean(&mut self) {
+                $(clean!(self.$field, $kind, $list);)*
+            }
+        })*
+    };
 }
 
-fn clean_disk(disk: &mut v1::Disk) {
-    tidy_all([&mut disk.name, &mut disk.file, &mut disk.bus, &mut disk.alias, &mut disk.world_wide_name]);
-    tidy_all([&mut disk.pci_address, &mut disk.scsi_address]);
-    cut(&mut disk.serials, MAX_SERIALS);
-    tidy_all(disk.serials.iter_mut().flat_map(|serial| [&mut serial.value, &mut serial.source]));
-    cut(&mut disk.partitions, MAX_PARTS);
-    tidy_all(disk.partitions.iter_mut().map(|partition| &mut partition.name));
-    cut(&mut disk.holders, MAX_PARTS);
-    tidy_all(
-        disk.holders.iter_mut().flat_map(|holder| [&mut holder.name, &mut holder.alias, &mut holder.of]),
-    );
+messages!(of_messages);
+
+macro_rules! of_events {
+    ($($message:ident $name:literal = $number:literal;)*) => {
+        impl Clean for Kind {
+            fn clean(&mut self) {
+                match self {
+                    $(Self::$message(event) => event.clean(),)*
+                }
+            }
+        }
+    };
 }
 
-fn clean_interface(interface: &mut v1::NetworkInterface) {
-    tidy_all([&mut interface.name, &mut interface.hardware_address]);
-    tidy_all(&mut interface.addresses);
-}
-
-fn clean_file_system(file_system: &mut v1::MountedFileSystem) {
-    tidy_all([&mut file_system.mount_point, &mut file_system.source, &mut file_system.r#type]);
-}
-
-fn clean_session(session: &mut v1::UserSession) {
-    tidy_all([&mut session.id, &mut session.user, &mut session.terminal, &mut session.remote_host]);
-}
+event_kinds!(of_events);
 
 /// An error and what it came from, in one line, cleaned.
 pub fn chain(error: &dyn std::error::Error) -> String {

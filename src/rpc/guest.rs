@@ -12,7 +12,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use crate::guest::disks::lookup::{FindError, Selector};
 use crate::guest::disks::release::{self, ReleaseError, Released};
 use crate::guest::disks::room::WaitError;
-use crate::guest::events::{self, Event, News, Watcher};
+use crate::guest::events::{self, Kind, News, Watcher};
 use crate::guest::topology::Refusal;
 use crate::guest::{Guest, identity, system};
 use crate::rpc::callback::{self, Surroundings};
@@ -142,7 +142,7 @@ impl Service {
     /// Completes when the agent begins to stop.
     async fn stopping(&self) {
         let (_, mut watcher) = self.guest.events.watch(None);
-        while !matches!(watcher.next().await, News::Event(recorded) if recorded.event == Event::Stopping) {}
+        while !is_end(&watcher.next().await) {}
     }
 }
 
@@ -327,6 +327,11 @@ impl guest_server::Guest for Service {
     }
 }
 
+/// Whether the agent says that it stops.
+fn is_end(news: &News) -> bool {
+    matches!(news, News::Event(recorded) if matches!(recorded.event, Kind::AgentStopping(_)))
+}
+
 /// The events of one holder. Ends after the agent said that it stops, or when the guest is taken over.
 struct Watching {
     watcher: Watcher,
@@ -347,7 +352,7 @@ impl Watching {
                     Err(taken_over)
                 }
                 news = this.watcher.next() => {
-                    this.ended = matches!(&news, News::Event(recorded) if recorded.event == Event::Stopping);
+                    this.ended = is_end(&news);
                     Ok(convert::news(news))
                 }
             };

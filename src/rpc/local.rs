@@ -127,7 +127,7 @@ impl local_server::Local for Service {
             held_since: held.as_ref().map(|held| held.since.into()),
             identity: held.and_then(|held| held.identity),
             position: Some(convert::position(position)),
-            state: Some(convert::state(&state)),
+            state: Some(convert::state(state)),
             freeze: Some(freeze_status(self.guest.freezer.status())),
             programs: self.guest.programs.list(None).into_iter().map(exec::program).collect(),
             forwarded: self.guest.forwards.standing().into_iter().map(forwarded).collect(),

@@ -7,8 +7,10 @@ pub mod exec;
 pub mod files;
 #[cfg(any(feature = "kubevirt", feature = "ctl"))]
 pub mod guest_object;
+pub mod heap;
 #[cfg(feature = "host")]
 pub mod hybrid;
+pub mod messages;
 pub mod proto;
 pub mod qga;
 #[cfg(feature = "host")]

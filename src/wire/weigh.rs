@@ -1,11 +1,12 @@
 //! How much memory a message of a guest takes once it is decoded, told from its bytes: an empty part has two bytes on the wire,
 //! and some hundred in memory. Pure.
 //!
-//! What is told is never less than what the decoder takes, also while its lists grow; it may be several times as much. To add
-//! a message that a guest sends: its shape, and with it all its fields that are lists or messages.
+//! What is told is never less than what the decoder takes, also while its lists grow; it may be several times as much. The shapes
+//! of messages are made of the protos ([`super::messages`]).
 
 use std::any::TypeId;
 
+use super::messages::{event_kinds, messages};
 use super::proto::v1;
 
 /// What the allocator takes for itself, for each piece of memory.
@@ -14,7 +15,7 @@ const PIECE: usize = 16;
 const SHORTEST: usize = 8;
 /// A list that grows is there twice for a moment, and the new one has room for twice as many.
 const GROWTH: usize = 5;
-/// An empty table of labels, as `host::weight` counts it.
+/// An empty table of labels, as [`super::heap`] counts it.
 const TABLE: usize = 1024;
 /// The most that an answer to a call may take: it is about one disk, or the guest.
 const LARGEST_ANSWER: usize = 1024 * 1024;
@@ -52,9 +53,10 @@ pub struct Shape {
     parts: &'static [(u32, Part)],
 }
 
-/// A field; those that are not named are numbers or single texts.
+/// A field; those that are not named are numbers, or not known.
 #[derive(Debug)]
 enum Part {
+    Text,
     Texts(Option<List>),
     /// From text to text.
     Map,
@@ -62,71 +64,74 @@ enum Part {
     Many(&'static Shape, Option<List>),
 }
 
-use Part::{Many, Map, One, Texts};
+/// A message of which it is known what its parts take.
+pub trait Shaped: 'static {
+    /// Its size, and its fields that take memory of their own.
+    const SHAPE: &'static Shape;
+}
 
-macro_rules! shapes {
-    ($($(#[$doc:meta])* $visibility:vis $name:ident = $size:expr; { $($number:literal $part:expr),* })*) => {
-        $($(#[$doc])* $visibility static $name: Shape = Shape { size: $size, parts: &[$(($number, $part)),*] };)*
+macro_rules! list {
+    (None) => {
+        None
+    };
+    ($list:ident) => {
+        Some(List::$list)
     };
 }
 
-shapes! {
-    SERIAL = size_of::<v1::SerialNumber>(); {}
-    PARTITION = size_of::<v1::Partition>(); {}
-    HOLDER = size_of::<v1::DiskHolder>(); {}
-    DISK = size_of::<v1::Disk>(); { 7 Many(&SERIAL, None), 14 Many(&PARTITION, None), 15 Many(&HOLDER, None) }
-    INTERFACE = size_of::<v1::NetworkInterface>(); { 4 Texts(Some(List::Addresses)) }
-    FILE_SYSTEM = size_of::<v1::MountedFileSystem>(); {}
-    USER = size_of::<v1::UserSession>(); {}
-    TOPOLOGY = size_of::<v1::Topology>() + TABLE; { 4 Map }
-    NODE = size_of::<v1::Node>() + TABLE; { 6 Map, 7 Texts(None), 8 Texts(None) }
-    HEALTH = size_of::<v1::Health>(); { 2 Texts(None), 3 Texts(None) }
-    FREEZE = size_of::<v1::LastFreeze>(); {}
-    STATE = size_of::<v1::GuestState>(); {
-        1 Many(&INTERFACE, Some(List::Interfaces)),
-        2 Many(&FILE_SYSTEM, Some(List::FileSystems)),
-        3 Many(&USER, Some(List::Users)),
-        4 Many(&DISK, Some(List::Disks)),
-        40 One(&TOPOLOGY),
-        41 One(&NODE),
-        42 One(&HEALTH),
-        43 One(&FREEZE)
-    }
-    READY = size_of::<v1::AgentReady>(); { 4 One(&STATE) }
-    INTERFACES_CHANGED = size_of::<v1::InterfacesChanged>(); { 1 Many(&INTERFACE, Some(List::Interfaces)) }
-    OF_FILE_SYSTEM = size_of::<v1::FileSystemMounted>(); { 1 One(&FILE_SYSTEM) }
-    OF_USER = size_of::<v1::UserLoggedIn>(); { 1 One(&USER) }
-    OF_WORDS = size_of::<v1::Thawed>(); {}
-    OF_DISK = size_of::<v1::DiskMounted>(); { 1 One(&DISK), 2 Texts(None) }
-    OF_TOPOLOGY = size_of::<v1::TopologyChanged>(); { 1 One(&TOPOLOGY) }
-    OF_NODE = size_of::<v1::NodeChanged>(); { 1 One(&NODE) }
-    OF_HEALTH = size_of::<v1::HealthChanged>(); { 1 One(&HEALTH) }
-    /// Of an event.
-    pub EVENT = size_of::<v1::Event>(); {
-        3 One(&READY),
-        6 One(&OF_WORDS),
-        9 One(&INTERFACES_CHANGED),
-        10 One(&OF_FILE_SYSTEM),
-        11 One(&OF_FILE_SYSTEM),
-        12 One(&OF_USER),
-        13 One(&OF_USER),
-        17 One(&OF_WORDS),
-        18 One(&OF_WORDS),
-        19 One(&OF_DISK),
-        20 One(&OF_DISK),
-        21 One(&OF_DISK),
-        22 One(&OF_DISK),
-        23 One(&OF_DISK),
-        24 One(&OF_DISK),
-        40 One(&OF_TOPOLOGY),
-        41 One(&OF_WORDS),
-        42 One(&OF_NODE),
-        43 One(&OF_HEALTH)
-    }
-    SYSTEM = size_of::<v1::OperatingSystem>(); {}
-    INFO = size_of::<v1::GuestInfo>(); { 5 One(&SYSTEM), 9 Texts(None) }
-    ANSWER = size_of::<v1::ReleaseDiskResponse>(); { 1 One(&DISK) }
+macro_rules! part {
+    (text $inner:ident $list:ident) => {
+        Part::Text
+    };
+    (texts $inner:ident $list:ident) => {
+        Part::Texts(list!($list))
+    };
+    (map $inner:ident $list:ident) => {
+        Part::Map
+    };
+    (one $inner:ident $list:ident) => {
+        Part::One(<v1::$inner as Shaped>::SHAPE)
+    };
+    (many $inner:ident $list:ident) => {
+        Part::Many(<v1::$inner as Shaped>::SHAPE, list!($list))
+    };
 }
+
+/// What a field takes that has nothing in it.
+macro_rules! empty {
+    (map) => {
+        TABLE
+    };
+    ($kind:ident) => {
+        0
+    };
+}
+
+macro_rules! of_messages {
+    ($($message:ident { $($field:ident: $kind:ident ($inner:ident, $list:ident) = $number:literal;)* })*) => {
+        $(impl Shaped for v1::$message {
+            const SHAPE: &'static Shape = &Shape {
+                size: size_of::<v1::$message>() $(+ empty!($kind))*,
+                parts: &[$(($number, part!($kind $inner $list))),*],
+            };
+        })*
+    };
+}
+
+messages!(of_messages);
+
+macro_rules! of_events {
+    ($($message:ident $name:literal = $number:literal;)*) => {
+        impl Shaped for v1::Event {
+            const SHAPE: &'static Shape = &Shape {
+                size: size_of::<v1::Event>(),
+                parts: &[$(($number, Part::One(<v1::$message as Shaped>::SHAPE))),*],
+            };
+        }
+    };
+}
+
+event_kinds!(of_events);
 
 /// Checks an answer to a call before it is decoded: those of guests that have lists.
 ///
@@ -135,9 +140,11 @@ shapes! {
 pub fn check<T: 'static>(bytes: &[u8]) -> Result<(), String> {
     let is = |other| TypeId::of::<T>() == other;
     let shape = if is(TypeId::of::<v1::GuestInfo>()) {
-        &INFO
-    } else if is(TypeId::of::<v1::FindDiskResponse>()) || is(TypeId::of::<v1::ReleaseDiskResponse>()) {
-        &ANSWER
+        v1::GuestInfo::SHAPE
+    } else if is(TypeId::of::<v1::FindDiskResponse>()) {
+        v1::FindDiskResponse::SHAPE
+    } else if is(TypeId::of::<v1::ReleaseDiskResponse>()) {
+        v1::ReleaseDiskResponse::SHAPE
     } else {
         return Ok(());
     };
@@ -182,15 +189,15 @@ fn add_up(
         let (number, Some(value)) = field(&mut bytes).ok_or(Unfit::Malformed)? else { continue };
         let part = shape.parts.iter().find(|(named, _)| *named == number).map(|(_, part)| part);
         sum += match part {
-            None => text(value),
-            Some(Texts(list)) => {
+            None | Some(Part::Text) => text(value),
+            Some(Part::Texts(list)) => {
                 counts.add(*list, most)?;
                 GROWTH * size_of::<String>() + text(value)
             }
-            Some(Map) => GROWTH * (2 * size_of::<String>() + 1) + text(value) + text(&[]),
+            Some(Part::Map) => GROWTH * (2 * size_of::<String>() + 1) + text(value) + text(&[]),
             // Several of a single message are made one, with all entries of their lists.
-            Some(One(shape)) => 2 * shape.size + PIECE + add_up(shape, value, most, counts)?,
-            Some(Many(shape, list)) => {
+            Some(Part::One(shape)) => 2 * shape.size + PIECE + add_up(shape, value, most, counts)?,
+            Some(Part::Many(shape, list)) => {
                 counts.add(*list, most)?;
                 GROWTH * shape.size + add_up(shape, value, most, &mut Counts::default())?
             }
@@ -252,7 +259,7 @@ mod tests {
         };
         let bytes = ready(state);
         let limits = |addresses, interfaces, disks| {
-            weigh(&EVENT, &bytes, move |list| match list {
+            weigh(v1::Event::SHAPE, &bytes, move |list| match list {
                 List::Addresses => addresses,
                 List::Interfaces => interfaces,
                 List::Disks => disks,
@@ -270,14 +277,14 @@ mod tests {
         };
         assert_eq!(whole.state.unwrap().disks.len(), 10);
         let most = |most| move |list| if list == List::Disks { most } else { usize::MAX };
-        assert_eq!(weigh(&EVENT, &twice, most(9)), Err(Unfit::Many(List::Disks)));
-        assert!(weigh(&EVENT, &twice, most(10)).is_ok());
+        assert_eq!(weigh(v1::Event::SHAPE, &twice, most(9)), Err(Unfit::Many(List::Disks)));
+        assert!(weigh(v1::Event::SHAPE, &twice, most(10)).is_ok());
     }
 
     #[test]
     fn what_is_no_message_is_refused() {
         for bytes in [&b"\x00"[..], b"\x0a", b"\x0a\x02x", b"\x1b\x1c", b"\x80", &[0xff; 11], b"\x09123"] {
-            assert_eq!(weigh(&EVENT, bytes, |_| usize::MAX), Err(Unfit::Malformed), "{bytes:x?}");
+            assert_eq!(weigh(v1::Event::SHAPE, bytes, |_| usize::MAX), Err(Unfit::Malformed), "{bytes:x?}");
         }
     }
 

@@ -12,10 +12,11 @@ use guestlet::guest::disk_rules::rule::{How, Matcher, Rule};
 use guestlet::guest::disk_rules::{Rules, Standing, engine, keep, release};
 use guestlet::guest::disks::identity::KnownDisk;
 use guestlet::guest::disks::lookup::Selector;
-use guestlet::guest::events::{Event, News as Told, Watcher};
+use guestlet::guest::events::{Kind, News as Told, Watcher};
 use guestlet::guest::monitor::disks::{News, follow};
 use guestlet::sys::root::Root;
 use guestlet::sys::uevents::{Action, Heard, Uevent};
+use guestlet::wire::proto::v1::{DiskFailed, DiskMounted};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
@@ -156,10 +157,12 @@ impl Run {
             let news = tokio::time::timeout(LONG, self.events.next()).await.unwrap();
             let Told::Event(recorded) = news else { continue };
             match &recorded.event {
-                Event::DiskMounted { disk, mount_point, kind } => {
-                    return format!("{} {kind} {mount_point}", disk.name);
+                Kind::DiskMounted(DiskMounted { disk: Some(disk), mount_point, r#type }) => {
+                    return format!("{} {} {mount_point}", disk.name, r#type);
                 }
-                Event::DiskFailed { disk, problem } => return format!("{} failed: {problem}", disk.name),
+                Kind::DiskFailed(DiskFailed { disk: Some(disk), problem }) => {
+                    return format!("{} failed: {problem}", disk.name);
+                }
                 _ => {}
             }
         }

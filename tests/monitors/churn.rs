@@ -6,10 +6,10 @@ use std::os::unix::fs::symlink;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use guestlet::guest::disks::identity::Serial;
 use guestlet::guest::disks::lookup::{FindError, Selector};
-use guestlet::guest::events::{Event, News as Told, Watcher};
+use guestlet::guest::events::{Kind, News as Told, Watcher};
 use guestlet::sys::uevents::{Action, Heard, Uevent};
+use guestlet::wire::proto::v1::{Disk, DiskAdded, DiskRemoved};
 use proptest::prelude::*;
 
 use crate::disks::{LONG, Lab, serial, told};
@@ -101,17 +101,18 @@ fn word(action: Action, place: String, disk: Option<u64>) -> Heard {
 fn take(watcher: &mut Watcher, known: &mut BTreeMap<String, String>) -> Result<(), String> {
     while let Some(news) = watcher.next().now_or_never() {
         let Told::Event(entry) = news else { continue };
-        let of = |disk: &guestlet::guest::disks::identity::KnownDisk| {
-            (disk.name.clone(), disk.serial().map(Serial::text).unwrap_or_default())
+        let of = |disk: &Option<Disk>| {
+            let Disk { name, serials, .. } = disk.clone().unwrap_or_default();
+            (name, serials.into_iter().next().map(|serial| serial.value).unwrap_or_default())
         };
         match &entry.event {
-            Event::DiskAdded(disk) => {
+            Kind::DiskAdded(DiskAdded { disk }) => {
                 let (name, serial) = of(disk);
                 if let Some(other) = known.insert(name.clone(), serial) {
                     return Err(format!("{name} came twice, first as {other}"));
                 }
             }
-            Event::DiskRemoved { disk, .. } => {
+            Kind::DiskRemoved(DiskRemoved { disk, .. }) => {
                 let (name, serial) = of(disk);
                 if known.remove(&name) != Some(serial) {
                     return Err(format!("{name} went, and was not that"));

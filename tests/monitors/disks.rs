@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use guestlet::guest::Guest;
 use guestlet::guest::disks::lookup::Selector;
-use guestlet::guest::events::{Event, Watcher};
+use guestlet::guest::events::{Kind, Watcher};
 use guestlet::guest::monitor::disks::{News, follow};
 use guestlet::sys::root::Root;
 use guestlet::sys::uevents::{Action, Heard, Uevent, Uevents};
+use guestlet::wire::proto::v1::Disk;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::lay_out::lay_out;
@@ -117,14 +118,18 @@ pub fn serial(text: &str) -> Selector {
 
 /// In a few words.
 pub async fn told(watcher: &mut Watcher) -> String {
+    let name = |disk: Option<Disk>| disk.unwrap().name;
     match event(watcher).await {
-        Event::DiskAdded(disk) => format!("+{}", disk.name),
-        Event::DiskRemoved { disk, in_use } => {
-            format!("-{} {}", disk.name, in_use.join(" ")).trim().to_owned()
+        Kind::DiskAdded(added) => format!("+{}", name(added.disk)),
+        Kind::DiskRemoved(removed) => {
+            format!("-{} {}", name(removed.disk), removed.in_use.join(" ")).trim().to_owned()
         }
-        Event::DiskResized { disk, before } => format!("{} {before}->{}", disk.name, disk.bytes),
-        Event::DiskChanged(disk) => format!("*{}", disk.name),
-        Event::DiskFailed { disk, problem } => format!("!{} {problem}", disk.name),
+        Kind::DiskResized(resized) => {
+            let disk = resized.disk.unwrap();
+            format!("{} {}->{}", disk.name, resized.bytes_before, disk.bytes)
+        }
+        Kind::DiskChanged(changed) => format!("*{}", name(changed.disk)),
+        Kind::DiskFailed(failed) => format!("!{} {}", name(failed.disk), failed.problem),
         other => panic!("{other:?}"),
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use guestlet::guest::Guest;
-use guestlet::guest::events::Event;
+use guestlet::guest::events::Kind;
 use guestlet::guest::monitor::Settings;
-use guestlet::guest::state::Health;
 use guestlet::sys::root::Root;
+use guestlet::wire::proto::v1::Health;
 use zbus::message::Type;
 use zbus::{MessageStream, ObjectPath};
 
@@ -17,7 +17,7 @@ use crate::{beside, event, silence};
 
 async fn next(watcher: &mut guestlet::guest::events::Watcher) -> Health {
     match event(watcher).await {
-        Event::HealthChanged(health) => Health::clone(&health),
+        Kind::HealthChanged(changed) => changed.health.unwrap(),
         other => panic!("{other:?}"),
     }
 }
@@ -54,7 +54,7 @@ async fn units_that_fail_and_the_end_of_cloud_init() {
     beside(&guest, "health", settings, async {
         let health = next(&mut watcher).await;
         assert_eq!(
-            (health.failed_units, health.cloud_init),
+            (health.failed_units, health.cloud_init.as_str()),
             (vec!["a.mount".into(), "b.service".into()], "")
         );
 
@@ -64,7 +64,10 @@ async fn units_that_fail_and_the_end_of_cloud_init() {
         let result = "{\"v1\": {\"errors\": [\"it went wrong\"]}}";
         std::fs::write(folder.path().join("run/cloud-init/result.json"), result).unwrap();
         let health = next(&mut watcher).await;
-        assert_eq!((health.cloud_init, health.cloud_init_errors), ("error", vec!["it went wrong".into()]));
+        assert_eq!(
+            (health.cloud_init.as_str(), health.cloud_init_errors),
+            ("error", vec!["it went wrong".into()])
+        );
 
         failed.lock().unwrap().clear();
         silence(&mut watcher).await;

@@ -1,5 +1,5 @@
 use guestlet::guest::Guest;
-use guestlet::guest::events::{Event, Watcher};
+use guestlet::guest::events::{Kind, Watcher};
 use guestlet::guest::monitor::Settings;
 
 use crate::{beside, event, idle, is_outside_of, run, silence};
@@ -7,12 +7,13 @@ use crate::{beside, event, idle, is_outside_of, run, silence};
 /// Waits until the links are as `expected` says, in one line; states on the way there may be told or not.
 async fn until(watcher: &mut Watcher, expected: &str) {
     loop {
-        let Event::LinksChanged(links) = event(watcher).await else { panic!("another event") };
-        let told: Vec<String> = links
+        let Kind::InterfacesChanged(changed) = event(watcher).await else { panic!("another event") };
+        let told: Vec<String> = changed
+            .interfaces
             .iter()
             .map(|link| {
                 let mut words = vec![link.name.clone(), if link.running { "up" } else { "down" }.to_owned()];
-                words.extend(link.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")));
+                words.extend(link.addresses.iter().cloned());
                 words.join(" ")
             })
             .collect();

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use guestlet::guest::Guest;
-use guestlet::guest::events::Event;
+use guestlet::guest::events::Kind;
 use guestlet::guest::monitor::Settings;
-use guestlet::guest::state::UserSession;
+use guestlet::wire::proto::v1::{
+    Resumed, ShutdownBegun, Suspending, UserLoggedIn, UserLoggedOut, UserSession,
+};
 use zbus::message::Type;
 use zbus::{Connection, MessageStream, ObjectPath, Variant, connection};
 
@@ -125,6 +127,14 @@ fn session(id: &str, user: &str) -> UserSession {
     }
 }
 
+fn logged_in(session: UserSession) -> Kind {
+    UserLoggedIn { session: Some(session) }.into()
+}
+
+fn logged_out(session: UserSession) -> Kind {
+    UserLoggedOut { session: Some(session) }.into()
+}
+
 fn settings(bus: &Bus) -> Settings {
     Settings { bus_address: Some(bus.address.clone()), ..Settings::default() }
 }
@@ -138,8 +148,8 @@ async fn sessions_sleep_and_shutdown() {
     let guest = Guest::default();
     let (_, mut watcher) = guest.events.watch(None);
     beside(&guest, "logind", settings(&bus), async {
-        assert_eq!(event(&mut watcher).await, Event::LoggedIn(session("2", "two")));
-        assert_eq!(event(&mut watcher).await, Event::LoggedIn(session("10", "ten")));
+        assert_eq!(event(&mut watcher).await, logged_in(session("2", "two")));
+        assert_eq!(event(&mut watcher).await, logged_in(session("10", "ten")));
 
         logind.log_in("11", "user", "eleven").await;
         logind.log_in("c2", "manager", "eleven").await;
@@ -148,8 +158,8 @@ async fn sessions_sleep_and_shutdown() {
         logind.log_out("12").await;
         logind.log_out("2").await;
         logind.log_out("c1").await;
-        assert_eq!(event(&mut watcher).await, Event::LoggedIn(session("11", "eleven")));
-        assert_eq!(event(&mut watcher).await, Event::LoggedOut(session("2", "two")));
+        assert_eq!(event(&mut watcher).await, logged_in(session("11", "eleven")));
+        assert_eq!(event(&mut watcher).await, logged_out(session("2", "two")));
 
         // Anybody can send a signal to everybody.
         let stranger = bus.connect().await;
@@ -166,9 +176,9 @@ async fn sessions_sleep_and_shutdown() {
         idle(&mut watcher).await;
 
         for (member, start, expected) in [
-            ("PrepareForSleep", true, Event::Suspending),
-            ("PrepareForSleep", false, Event::Resumed),
-            ("PrepareForShutdown", true, Event::ShutdownBegun),
+            ("PrepareForSleep", true, Suspending {}.into()),
+            ("PrepareForSleep", false, Resumed {}.into()),
+            ("PrepareForShutdown", true, Kind::from(ShutdownBegun {})),
         ] {
             say(&logind.connection, "PrepareForShutdown", &false).await;
             say(&logind.connection, "SomethingElse", &"?").await;
@@ -200,14 +210,14 @@ async fn logind_and_the_bus_may_go_and_come_back() {
     beside(&guest, "logind", address, async {
         silence(&mut watcher).await;
         let logind = Logind::begin(&bus, &[("1", "user", "one"), ("2", "user", "two")]).await;
-        assert_eq!(event(&mut watcher).await, Event::LoggedIn(session("1", "one")));
-        assert_eq!(event(&mut watcher).await, Event::LoggedIn(session("2", "two")));
+        assert_eq!(event(&mut watcher).await, logged_in(session("1", "one")));
+        assert_eq!(event(&mut watcher).await, logged_in(session("2", "two")));
 
         logind.end().await;
         silence(&mut watcher).await;
         let logind = Logind::begin(&bus, &[("2", "user", "two"), ("3", "user", "three")]).await;
-        assert_eq!(event(&mut watcher).await, Event::LoggedOut(session("1", "one")));
-        assert_eq!(event(&mut watcher).await, Event::LoggedIn(session("3", "three")));
+        assert_eq!(event(&mut watcher).await, logged_out(session("1", "one")));
+        assert_eq!(event(&mut watcher).await, logged_in(session("3", "three")));
 
         drop((logind, bus));
         silence(&mut watcher).await;
@@ -218,8 +228,8 @@ async fn logind_and_the_bus_may_go_and_come_back() {
         // Nothing is tried without a tick.
         silence(&mut watcher).await;
         guest.events.tick();
-        assert_eq!(event(&mut watcher).await, Event::LoggedOut(session("3", "three")));
-        assert_eq!(event(&mut watcher).await, Event::LoggedIn(session("4", "four")));
+        assert_eq!(event(&mut watcher).await, logged_out(session("3", "three")));
+        assert_eq!(event(&mut watcher).await, logged_in(session("4", "four")));
     })
     .await;
 }

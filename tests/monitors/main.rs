@@ -24,7 +24,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use guestlet::guest::Guest;
-use guestlet::guest::events::{Event, News, Watcher};
+use guestlet::guest::events::{Kind, News, Watcher};
 use guestlet::guest::monitor::{self, Settings};
 use tokio_util::sync::CancellationToken;
 
@@ -44,7 +44,7 @@ async fn beside(guest: &Guest, monitor: &str, settings: Settings, test: impl Fut
 }
 
 /// The next event.
-async fn event(watcher: &mut Watcher) -> Event {
+async fn event(watcher: &mut Watcher) -> Kind {
     loop {
         let next = tokio::time::timeout(Duration::from_secs(30), watcher.next());
         match next.await.expect("no event") {

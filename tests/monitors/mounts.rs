@@ -1,19 +1,22 @@
 use std::time::Instant;
 
 use guestlet::guest::Guest;
-use guestlet::guest::events::Event;
+use guestlet::guest::events::Kind;
 use guestlet::guest::monitor::Settings;
-use guestlet::guest::state::FileSystem;
+use guestlet::wire::proto::v1::{FileSystemMounted, FileSystemUnmounted, MountedFileSystem};
 
 use crate::{beside, event, idle, is_outside_of, run, silence, wakeups};
 
-fn is_mounted(event: &Event, name: &str) -> bool {
-    matches!(event, Event::Mounted(FileSystem { mount_point, source, kind })
-        if mount_point.ends_with(name) && source.starts_with("/dev/loop") && kind == "ext4")
+fn is_mounted(event: &Kind, name: &str) -> bool {
+    matches!(event, Kind::FileSystemMounted(FileSystemMounted {
+        file_system: Some(MountedFileSystem { mount_point, source, r#type }),
+    }) if mount_point.ends_with(name) && source.starts_with("/dev/loop") && r#type == "ext4")
 }
 
-fn is_unmounted(event: &Event, name: &str) -> bool {
-    matches!(event, Event::Unmounted(FileSystem { mount_point, .. }) if mount_point.ends_with(name))
+fn is_unmounted(event: &Kind, name: &str) -> bool {
+    matches!(event, Kind::FileSystemUnmounted(FileSystemUnmounted {
+        file_system: Some(MountedFileSystem { mount_point, .. }),
+    }) if mount_point.ends_with(name))
 }
 
 #[tokio::test]
@@ -34,7 +37,7 @@ async fn file_systems_that_come_and_go() {
         // What is there: the machine's own, then ours, which was mounted last.
         let mut told = event(&mut watcher).await;
         while !is_mounted(&told, "/a b") {
-            assert!(matches!(told, Event::Mounted(_)), "{told:?}");
+            assert!(matches!(told, Kind::FileSystemMounted(_)), "{told:?}");
             told = event(&mut watcher).await;
         }
         silence(&mut watcher).await;

@@ -23,8 +23,8 @@ use guestlet::ctl::print::Printer;
 use guestlet::ctl::top;
 use guestlet::ctl::trust::{self, bootstrap};
 use guestlet::ctl::{
-    self, Verb, Where, kinds::NAMES, load_balancers::Action, ls::Column, ls::List, print::Format,
-    watch::Filter, words::parse_span,
+    self, Verb, Where, kinds, load_balancers::Action, ls::Column, ls::List, print::Format, watch::Filter,
+    words::parse_span,
 };
 
 use cp::Cp;
@@ -111,7 +111,7 @@ enum Command {
         /// Of this VM only
         name: Option<String>,
         /// Of these kinds only
-        #[arg(long = "kind", value_name = "KIND", value_delimiter = ',', value_parser = PossibleValuesParser::new(NAMES))]
+        #[arg(long = "kind", value_name = "KIND", value_delimiter = ',', value_parser = PossibleValuesParser::new(kinds::names()))]
         kinds: Vec<String>,
         /// First what happened for so long, such as 90s, 5m, 2h or 1d
         #[arg(long, value_name = "SPAN", value_parser = parse_span)]

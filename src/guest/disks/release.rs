@@ -27,7 +27,7 @@ use crate::guest::disks::lookup::{self, FindError, Selector};
 use crate::guest::disks::room::WaitError;
 use crate::guest::disks::uses::Use;
 use crate::guest::disks::{openers, uses};
-use crate::guest::events::Event;
+use crate::guest::messages;
 use crate::guest::volumes;
 use crate::sys::root::Root;
 use crate::sys::{block, blocking, error_chain, sysfs};
@@ -195,7 +195,7 @@ pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
             let problem =
                 format!("it has taken the place of a disk that is in use, and cannot be used: {why}");
             tracing::warn!("{}: {problem}", disk.name);
-            guest.events.tell(Event::DiskFailed { disk: Arc::clone(&disk), problem });
+            guest.events.tell(messages::disk_failed(&disk, problem));
         }
         // Nobody says when a disk is not used any more.
         guest.events.next_tick().await;

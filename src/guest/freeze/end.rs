@@ -1,7 +1,5 @@
 //! How a freeze ended, for those who were not there: whoever only looks at the status never learns it from the protocol.
 
-use std::time::SystemTime;
-
 use serde::{Deserialize, Serialize};
 
 /// What ended a freeze.
@@ -51,32 +49,4 @@ pub struct Spoiled {
     /// The id of its receipt; empty if there is none.
     #[serde(default)]
     pub receipt: String,
-}
-
-/// The last freeze; it may not be over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LastFreeze {
-    /// Who asked for it.
-    pub holder: String,
-    /// How many file systems were frozen; 0 if that is not known.
-    pub file_systems: usize,
-    /// Since when they were all frozen; absent if an earlier run of the agent had frozen them.
-    pub since: Option<SystemTime>,
-    /// Absent as long as they are frozen.
-    pub ended: Option<Ended>,
-}
-
-/// The end of a freeze.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ended {
-    /// When.
-    pub at: SystemTime,
-    /// What ended it.
-    pub end: End,
-    /// Why a snapshot of that time is not consistent, or what else is wrong; empty if all is well.
-    pub problem: String,
-    /// The id of its receipt, and the level in one word; empty if there is none.
-    pub receipt: String,
-    /// The same.
-    pub level: &'static str,
 }

@@ -43,12 +43,12 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{oneshot, watch};
 
 use crate::guest::Guest;
-use crate::guest::events::Event;
 use crate::receipt::{Caller, Cut, Level};
 use crate::sys::blocking;
 use crate::sys::process_group::thread;
+use crate::wire::proto::v1;
 use cycle::{Cycle, Message};
-use end::Spoiled;
+use end::{End, Spoiled};
 pub use error::Error;
 use marker::{Found, Marker};
 use receipts::Told;
@@ -276,12 +276,13 @@ pub fn begin(guest: &Guest) -> Result<(), Error> {
     tracing::warn!("{}; whoever asks for a thaw next is told", spoiled.reason);
     if !spoiled.told {
         spoiled.told = true;
-        guest.events.tell(Event::Thawed {
+        guest.events.tell(v1::Thawed {
+            by_itself: spoiled.end == End::Deadline,
             holder: spoiled.holder.clone(),
-            end: spoiled.end,
+            end: spoiled.end.word().to_owned(),
             problem: spoiled.reason.clone(),
             receipt: spoiled.receipt.clone(),
-            level: if spoiled.receipt.is_empty() { "" } else { Level::Crash.word() },
+            level: if spoiled.receipt.is_empty() { "" } else { Level::Crash.word() }.to_owned(),
         });
         marker.spoil(&spoiled);
     }

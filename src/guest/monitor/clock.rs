@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::io;
 
 use crate::guest::Guest;
-use crate::guest::events::Event;
 use crate::sys::clock::{self, Watch};
+use crate::wire::proto::v1::ClockJumped;
 
 /// Milliseconds that count as a jump.
 const JUMP: i64 = 100;
@@ -18,7 +18,7 @@ pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
         let milliseconds;
         (milliseconds, known) = decide(known, clock::offset()?);
         if let Some(milliseconds) = milliseconds {
-            guest.events.tell(Event::ClockJumped { milliseconds });
+            guest.events.tell(ClockJumped { milliseconds });
         }
         watch.set().await?;
     }

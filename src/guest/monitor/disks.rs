@@ -20,11 +20,12 @@ use crate::guest::Guest;
 use crate::guest::disks::identity::{self, KnownDisk};
 use crate::guest::disks::tracker::{Change, Seen, Tracker, Udev};
 use crate::guest::disks::{release, uses};
-use crate::guest::events::Event;
+use crate::guest::messages;
 use crate::sys::block::{self, Number};
 use crate::sys::root::Root;
 use crate::sys::udev;
 use crate::sys::uevents::{Action, Heard, Uevent, Uevents};
+use crate::wire::proto::v1::{DiskAdded, DiskChanged, DiskRemoved, DiskResized};
 
 /// Messages that are taken, and names that are looked at, in one go.
 const AT_ONCE: usize = 32;
@@ -288,10 +289,10 @@ impl Watch<'_> {
             match change {
                 Change::Added(disk) => {
                     let silent = disk.silent.then(|| disk.clone());
-                    self.guest.events.tell(Event::DiskAdded(disk));
+                    self.guest.events.tell(DiskAdded { disk: Some(messages::disk(&disk)) });
                     if let Some(disk) = silent {
                         let problem = "the disk does not say who it is".to_owned();
-                        self.guest.events.tell(Event::DiskFailed { disk, problem });
+                        self.guest.events.tell(messages::disk_failed(&disk, problem));
                     }
                 }
                 Change::Removed(disk) => {
@@ -301,12 +302,15 @@ impl Watch<'_> {
                     if !in_use.is_empty() {
                         tracing::warn!("the disk {} is gone while in use: {}", disk.name, in_use.join(", "));
                     }
-                    self.guest.events.tell(Event::DiskRemoved { disk, in_use });
+                    self.guest.events.tell(DiskRemoved { disk: Some(messages::disk(&disk)), in_use });
                 }
                 Change::Resized { disk, before } => {
-                    self.guest.events.tell(Event::DiskResized { disk, before });
+                    let disk = Some(messages::disk(&disk));
+                    self.guest.events.tell(DiskResized { disk, bytes_before: before });
                 }
-                Change::Changed(disk) => self.guest.events.tell(Event::DiskChanged(disk)),
+                Change::Changed(disk) => {
+                    self.guest.events.tell(DiskChanged { disk: Some(messages::disk(&disk)) });
+                }
                 Change::Touched(_) => {}
                 Change::Usurped(disk) => {
                     let guest = self.guest.clone();

@@ -6,7 +6,6 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -14,11 +13,10 @@ use tokio::time::sleep;
 use zbus::{OwnedObjectPath, connection};
 
 use crate::guest::Guest;
-use crate::guest::events::Event;
 use crate::guest::monitor::QUIET;
-use crate::guest::state::Health;
 use crate::sys::blocking;
 use crate::sys::file_news::FileNews;
+use crate::wire::proto::v1::{Health, HealthChanged};
 
 /// Written at its end, and while it works.
 const RESULT: &str = "/run/cloud-init/result.json";
@@ -45,10 +43,11 @@ pub(super) async fn watch(guest: Guest, address: Option<String>) -> io::Result<I
             cloud_init(root.read(RESULT).ok().as_deref(), root.read(STATUS).ok().as_deref())
         })
         .await;
-        let health = Health { cloud_init, cloud_init_errors, failed_units: units.clone() };
+        let health =
+            Health { cloud_init: cloud_init.to_owned(), cloud_init_errors, failed_units: units.clone() };
         if health != known {
             known.clone_from(&health);
-            guest.events.tell(Event::HealthChanged(Arc::new(health)));
+            guest.events.tell(HealthChanged { health: Some(health) });
         }
         let asked = async {
             for _ in 0..TICKS {

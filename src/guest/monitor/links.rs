@@ -5,11 +5,10 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::guest::Guest;
-use crate::guest::events::Event;
 use crate::guest::monitor::{Source, follow};
-use crate::guest::network::{self, Interface};
-use crate::guest::state::Link;
+use crate::guest::network::{self, Interface, hardware_address};
 use crate::sys::link_news::LinkNews;
+use crate::wire::proto::v1::{InterfacesChanged, NetworkInterface};
 
 /// Names of links that containers, their networks and their load balancers make, and of the tunnels that the
 /// kernel makes unasked. `*` stands for anything, `?` for one character.
@@ -56,6 +55,28 @@ pub const IGNORED: [&str; 35] = [
 const MOST_LINKS: usize = 128;
 const MOST_ADDRESSES: usize = 64;
 
+/// A network interface that the host has an interest in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Link {
+    name: String,
+    /// Absent where there is none of six bytes.
+    hardware_address: Option<[u8; 6]>,
+    running: bool,
+    /// With the length of their prefix: IPv4 first, then by their value, link-local IPv6 addresses last.
+    addresses: Vec<(IpAddr, u32)>,
+}
+
+impl From<Link> for NetworkInterface {
+    fn from(link: Link) -> Self {
+        Self {
+            name: link.name,
+            hardware_address: link.hardware_address.map(hardware_address).unwrap_or_default(),
+            running: link.running,
+            addresses: link.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect(),
+        }
+    }
+}
+
 impl Source for LinkNews {
     async fn changed(&self) -> io::Result<()> {
         LinkNews::changed(self).await
@@ -73,7 +94,7 @@ pub(super) async fn watch(guest: Guest, ignored: Vec<String>) -> io::Result<Infa
         let links = select(network::interfaces()?, &ignored);
         if links != known {
             known.clone_from(&links);
-            guest.events.tell(Event::LinksChanged(links));
+            guest.events.tell(InterfacesChanged { interfaces: links.into_iter().map(Into::into).collect() });
         }
         Ok(())
     })

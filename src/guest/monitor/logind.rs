@@ -21,8 +21,8 @@ use zbus::names::{InterfaceName, MemberName, UniqueName};
 use zbus::{Connection, Message, MessageStream, OwnedObjectPath, OwnedVariant};
 
 use crate::guest::Guest;
-use crate::guest::events::{Event, Hub};
-use crate::guest::state::UserSession;
+use crate::guest::events::Hub;
+use crate::wire::proto::v1::{Resumed, ShutdownBegun, Suspending, UserLoggedIn, UserLoggedOut, UserSession};
 
 const BUS: &str = "org.freedesktop.DBus";
 const LOGIND: &str = "org.freedesktop.login1";
@@ -155,9 +155,9 @@ impl Follower<'_> {
             Signal::Owner => self.list().await?,
             Signal::SessionNew(id, path) => self.logged_in(id, path).await,
             Signal::SessionRemoved(id) => self.logged_out(&id),
-            Signal::Sleep(true) => self.hub.tell(Event::Suspending),
-            Signal::Sleep(false) => self.hub.tell(Event::Resumed),
-            Signal::Shutdown(true) => self.hub.tell(Event::ShutdownBegun),
+            Signal::Sleep(true) => self.hub.tell(Suspending {}),
+            Signal::Sleep(false) => self.hub.tell(Resumed {}),
+            Signal::Shutdown(true) => self.hub.tell(ShutdownBegun {}),
             // It was called off, or failed.
             Signal::Shutdown(false) => {}
         }
@@ -173,7 +173,7 @@ impl Follower<'_> {
             Ok(properties) => {
                 if let Some(session) = session(&id, &properties) {
                     self.sessions.insert(id, session.clone());
-                    self.hub.tell(Event::LoggedIn(session));
+                    self.hub.tell(UserLoggedIn { session: Some(session) });
                 }
             }
             // It may have ended already.
@@ -183,7 +183,7 @@ impl Follower<'_> {
 
     fn logged_out(&mut self, id: &str) {
         if let Some(session) = self.sessions.remove(id) {
-            self.hub.tell(Event::LoggedOut(session));
+            self.hub.tell(UserLoggedOut { session: Some(session) });
         }
     }
 

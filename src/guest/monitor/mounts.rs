@@ -10,11 +10,11 @@ use std::convert::Infallible;
 use std::io;
 
 use crate::guest::Guest;
-use crate::guest::events::Event;
+use crate::guest::events::Kind;
 use crate::guest::monitor::{Source, follow};
-use crate::guest::state::FileSystem;
 use crate::sys::block;
 use crate::sys::mountinfo::{Mount, MountList, REMOVED};
+use crate::wire::proto::v1::{FileSystemMounted, FileSystemUnmounted, MountedFileSystem};
 
 /// File systems of other machines. Of FUSE's only those that are known: most others are programs' own.
 const NETWORK: &[&str] = &[
@@ -68,12 +68,12 @@ pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
     .await
 }
 
-fn select(mounts: Vec<Mount>) -> Vec<FileSystem> {
+fn select(mounts: Vec<Mount>) -> Vec<MountedFileSystem> {
     let mut shown = HashSet::new();
     let mut selected = Vec::new();
     for mount in mounts {
         if let Some(source) = device_of_a_pod(&mount) {
-            selected.push(FileSystem { mount_point: mount.mount_point, source, kind: mount.kind });
+            selected.push(MountedFileSystem { mount_point: mount.mount_point, source, r#type: mount.kind });
             continue;
         }
         if !counts(&mount) {
@@ -83,10 +83,10 @@ fn select(mounts: Vec<Mount>) -> Vec<FileSystem> {
             folders_up(&mount.root).any(|folder| shown.contains(&(mount.device, folder.to_owned())));
         if !covered || is_volume_of_a_pod(&mount.mount_point) {
             shown.insert((mount.device, mount.root));
-            selected.push(FileSystem {
+            selected.push(MountedFileSystem {
                 mount_point: mount.mount_point,
                 source: mount.source,
-                kind: mount.kind,
+                r#type: mount.kind,
             });
         }
     }
@@ -129,18 +129,26 @@ fn folders_up(folder: &str) -> impl Iterator<Item = &str> {
 
 /// What happened between two looks: what is gone, the one mounted last first, then what is new, in the order
 /// in which it was mounted. What is there twice counts twice.
-fn changes(before: &[FileSystem], now: &[FileSystem]) -> Vec<Event> {
-    let mut changes = surplus(before.iter().rev(), now).map(Event::Unmounted).collect::<Vec<_>>();
-    changes.extend(surplus(now.iter(), before).map(Event::Mounted));
+fn changes(before: &[MountedFileSystem], now: &[MountedFileSystem]) -> Vec<Kind> {
+    let mut changes: Vec<Kind> = surplus(before.iter().rev(), now).map(unmounted).collect();
+    changes.extend(surplus(now.iter(), before).map(mounted));
     changes
+}
+
+fn mounted(file_system: MountedFileSystem) -> Kind {
+    FileSystemMounted { file_system: Some(file_system) }.into()
+}
+
+fn unmounted(file_system: MountedFileSystem) -> Kind {
+    FileSystemUnmounted { file_system: Some(file_system) }.into()
 }
 
 /// Those of `listed` that `counted` has not, or not as often.
 fn surplus<'a>(
-    listed: impl Iterator<Item = &'a FileSystem>,
-    counted: &'a [FileSystem],
-) -> impl Iterator<Item = FileSystem> {
-    let mut left: HashMap<&FileSystem, usize> = HashMap::new();
+    listed: impl Iterator<Item = &'a MountedFileSystem>,
+    counted: &'a [MountedFileSystem],
+) -> impl Iterator<Item = MountedFileSystem> {
+    let mut left: HashMap<&MountedFileSystem, usize> = HashMap::new();
     for file_system in counted {
         *left.entry(file_system).or_default() += 1;
     }
@@ -160,7 +168,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::guest::state::State;
+    use crate::events::state::{Kept, Unbounded};
     use crate::sys::mountinfo;
 
     /// A Kubernetes node on Debian with a btrfs disk; the numbers do not matter.
@@ -192,7 +200,7 @@ mod tests {
     #[test]
     fn file_systems_of_a_node() {
         let selected = select(mountinfo::parse(NODE));
-        let told: Vec<_> = selected.iter().map(|it| format!("{} {}", it.kind, it.mount_point)).collect();
+        let told: Vec<_> = selected.iter().map(|it| format!("{} {}", it.r#type, it.mount_point)).collect();
         assert_eq!(
             told,
             [
@@ -219,8 +227,12 @@ mod tests {
         assert_eq!(folders_up("").collect::<Vec<_>>(), [""]);
     }
 
-    fn file_system(number: u8) -> FileSystem {
-        FileSystem { mount_point: format!("/{number}"), source: "/dev/vda".into(), kind: "xfs".into() }
+    fn file_system(number: u8) -> MountedFileSystem {
+        MountedFileSystem {
+            mount_point: format!("/{number}"),
+            source: "/dev/vda".into(),
+            r#type: "xfs".into(),
+        }
     }
 
     #[test]
@@ -228,7 +240,7 @@ mod tests {
         let [a, b, c] = [1, 2, 3].map(file_system);
         let before = [a.clone(), b.clone(), b.clone()];
         let now = [b.clone(), c.clone()];
-        assert_eq!(changes(&before, &now), [Event::Unmounted(b), Event::Unmounted(a), Event::Mounted(c)]);
+        assert_eq!(changes(&before, &now), [unmounted(b), unmounted(a), mounted(c)]);
     }
 
     proptest! {
@@ -240,17 +252,20 @@ mod tests {
             let [before, now] = [before, now].map(|numbers| {
                 numbers.into_iter().map(file_system).collect::<Vec<_>>()
             });
-            let mut state = State { file_systems: before.clone(), ..State::default() };
+            let mut kept = Kept::default();
+            for file_system in &before {
+                kept.apply(&mounted(file_system.clone()), None, &Unbounded).unwrap();
+            }
             let changes = changes(&before, &now);
             prop_assert!(changes.len() <= before.len() + now.len());
             for event in &changes {
-                state.apply(event, std::time::SystemTime::UNIX_EPOCH);
+                kept.apply(event, None, &Unbounded).unwrap();
             }
-            let sorted = |mut list: Vec<FileSystem>| {
+            let sorted = |mut list: Vec<MountedFileSystem>| {
                 list.sort_by(|one, other| one.mount_point.cmp(&other.mount_point));
                 list
             };
-            prop_assert_eq!(sorted(state.file_systems), sorted(now));
+            prop_assert_eq!(sorted(kept.state.unwrap_or_default().file_systems.clone()), sorted(now));
         }
     }
 }

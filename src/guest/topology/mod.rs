@@ -19,9 +19,11 @@ use std::time::SystemTime;
 
 use tokio::sync::{Mutex, watch};
 
-use crate::guest::events::{Event, Hub};
+use crate::guest::events::Hub;
+use crate::guest::messages;
 use crate::labels;
 use crate::sys::{blocking, files};
+use crate::wire::proto::v1::{NodeChanged, TopologyRefused};
 
 /// Most labels beside region and zone.
 pub const MOST_LABELS: usize = 64;
@@ -179,7 +181,7 @@ impl Desk {
         {
             let known = Arc::new(known);
             self.standing.send_modify(|standing| standing.known = Some(Arc::clone(&known)));
-            events.tell(Event::TopologyChanged(known));
+            events.tell(messages::topology_changed(&known.topology));
         }
     }
 
@@ -205,7 +207,7 @@ impl Desk {
             let again = self.standing.borrow().problem.as_ref() == Some(&problem);
             if !again {
                 self.standing.send_modify(|standing| standing.problem = Some(problem.clone()));
-                events.tell(Event::TopologyRefused { problem });
+                events.tell(TopologyRefused { problem });
             }
         }
         taken
@@ -235,7 +237,7 @@ impl Desk {
             );
             self.standing.send_modify(|standing| standing.known = Some(Arc::clone(&known)));
             if moved {
-                events.tell(Event::TopologyChanged(known));
+                events.tell(messages::topology_changed(&known.topology));
             }
         }
         self.standing.send_if_modified(|standing| standing.problem.take().is_some());
@@ -282,7 +284,7 @@ impl Desk {
             changed
         });
         if changed {
-            events.tell(Event::NodeChanged(node));
+            events.tell(NodeChanged { node: node.as_deref().map(messages::node) });
         }
     }
 }

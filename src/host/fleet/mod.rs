@@ -428,7 +428,7 @@ impl Fleet {
             metrics.missed_events.fetch_add(ready.missed, Ordering::Relaxed);
         }
         let (known, before) = (entry.kept.state.is_some(), last_ended(entry));
-        let folded = entry.kept.fold(event, &entry.vm.limits);
+        let folded = entry.kept.fold(event, &*entry.vm.limits);
         let cut = Some(entry.kept.cut).filter(|cut| *cut != v1::StateCut::default());
         if entry.view.state_cut != cut {
             entry.view().state_cut = cut;

@@ -11,8 +11,9 @@ use crate::guest::disk_rules::apply::{Applied, Error};
 use crate::guest::disk_rules::find::Device;
 use crate::guest::disk_rules::rule::Rule;
 use crate::guest::disks::identity::KnownDisk;
-use crate::guest::events::Event;
+use crate::guest::messages;
 use crate::sys::error_chain;
+use crate::wire::proto::v1::DiskMounted;
 
 /// Tries with a disk that does not answer: each leaves a program behind that waits for it.
 const MOST_HANGS: u32 = 6;
@@ -47,7 +48,7 @@ impl Engine {
                 let made = self.memory.kept().at(&point).cloned();
                 let disk = made.and_then(|made| self.disk(made.disk.generation));
                 if let Some(disk) = disk {
-                    self.guest.events.tell(Event::DiskFailed { disk, problem: why.clone() });
+                    self.guest.events.tell(messages::disk_failed(&disk, why.clone()));
                 }
                 self.stuck.insert(point, (self.turn, why));
             }
@@ -109,7 +110,7 @@ impl Engine {
         let disk = &device.disk;
         let fail = |problem: String| {
             tracing::warn!("{}: {}: {problem}", rule.origin, disk.name);
-            self.guest.events.tell(Event::DiskFailed { disk: Arc::clone(disk), problem });
+            self.guest.events.tell(messages::disk_failed(disk, problem));
         };
         let outcome = outcome.map_err(|_| why.unwrap_or_default());
         match &outcome {
@@ -117,10 +118,10 @@ impl Engine {
                 if applied.new {
                     let made = if applied.formatted { "formatted and " } else { "" };
                     tracing::info!("{} ({}) is {made}mounted at {point}", device.file, applied.kind);
-                    self.guest.events.tell(Event::DiskMounted {
-                        disk: Arc::clone(disk),
+                    self.guest.events.tell(DiskMounted {
+                        disk: Some(messages::disk(disk)),
                         mount_point: point.clone(),
-                        kind: applied.kind.clone(),
+                        r#type: applied.kind.clone(),
                     });
                 }
                 if let Some(remark) = &applied.remark {

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::guest::events::Event;
 use crate::guest::freeze::By;
 use crate::guest::freeze::Thawed;
 use crate::guest::freeze::cycle::{ANSWER, Cycle, Message, Next, Stop};
@@ -15,6 +14,7 @@ use crate::guest::freeze::recover::tell_thaws;
 use crate::guest::freeze::targets::Thaws;
 use crate::sys::block_stack::Device;
 use crate::sys::logging;
+use crate::wire::proto::v1;
 
 impl Cycle {
     /// Thaws and tells the hooks; says how many file systems were frozen. `all` are thawed if somebody asked for it,
@@ -143,12 +143,13 @@ impl Cycle {
     /// Everybody else is told how it ended: not all who froze ask for a thaw, or look at the answer to a freeze.
     fn tell_end(&self, spoiled: Option<&Spoiled>, receipt: Option<&Told>) {
         let (end, problem) = self.outcome(spoiled);
-        self.guest.events.tell(Event::Thawed {
+        self.guest.events.tell(v1::Thawed {
+            by_itself: end == End::Deadline,
             holder: self.marked.holder.clone(),
-            end,
+            end: end.word().to_owned(),
             problem,
             receipt: receipt.map(|told| told.id.clone()).unwrap_or_default(),
-            level: receipt.map(|told| told.level).unwrap_or_default(),
+            level: receipt.map(|told| told.level).unwrap_or_default().to_owned(),
         });
     }
 

@@ -19,7 +19,6 @@ use nix::errno::Errno;
 use tokio::sync::oneshot;
 
 use crate::guest::Guest;
-use crate::guest::events::Event;
 use crate::guest::freeze::applications::discovery::Candidate;
 use crate::guest::freeze::applications::{Participants, Report};
 use crate::guest::freeze::error::{Error, denial_hint};
@@ -31,6 +30,7 @@ use crate::guest::freeze::{By, Settings, Thawed, hook};
 use crate::receipt::{Caller, Cut};
 use crate::sys::process_group::{Ended, Guardian, thread};
 use crate::sys::{error_chain, logging, memory};
+use crate::wire::proto::v1::Frozen;
 use notes::Notes;
 
 /// How long those who asked wait for a thaw that hangs.
@@ -382,10 +382,10 @@ impl Cycle {
         if let Some(running) = &mut self.guest.freezer.0.state().running {
             running.file_systems.clone_from(&names);
         }
-        self.guest.events.tell(Event::Frozen {
-            file_systems: names.len(),
+        self.guest.events.tell(Frozen {
+            file_systems: u32::try_from(names.len()).unwrap_or(u32::MAX),
             holder: self.marked.holder.clone(),
-            deadline: self.settings.deadline,
+            deadline_seconds: u32::try_from(self.settings.deadline.as_secs()).unwrap_or(u32::MAX),
         });
         tracing::info!("frozen for {}: {}", self.marked.holder, names.join(" "));
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::guest::freeze::begin;
+use crate::guest::freeze::end::End;
 use crate::guest::freeze::marker::Frozen;
 use crate::guest::freeze::recover::{Whose, recover};
 
@@ -82,10 +83,11 @@ async fn a_freeze_that_ended_with_the_agent_is_an_event_of_the_next_run_once() {
         let events = Arc::default();
         let guest = Guest { events: Arc::clone(&events), ..lab.guest.clone() };
         begin(&guest).unwrap();
-        let freeze = events.state().1.freeze;
+        let freeze = events.state().1.freeze.clone();
         assert_eq!(freeze.is_some(), told);
         if let Some(freeze) = freeze {
-            assert_eq!((freeze.holder.as_str(), freeze.ended.unwrap().end), ("libvirt", End::Crash));
+            assert!(freeze.ended.is_some());
+            assert_eq!((freeze.holder.as_str(), freeze.end.as_str()), ("libvirt", "crash"));
         }
         assert!(matches!(guest.freezer.status(), Status::Thawed { spoiled: Some(_) }));
     }

@@ -15,14 +15,14 @@ use nix::errno::Errno;
 
 use super::{By, Error, Freezer, Settings, Status, freeze, thaw};
 use crate::guest::Guest;
-use crate::guest::events::{Event, News};
-use crate::guest::freeze::end::End;
+use crate::guest::events::{Kind, News};
 use crate::guest::freeze::marker::{Found, Marker};
 use crate::receipt::Caller;
 use crate::sys::effects::Effects;
 use crate::sys::error_chain;
 use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
+use crate::wire::proto::v1;
 
 /// What the file systems at `/a`, `/b` and `/c` do when they are frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -257,8 +257,8 @@ async fn a_freeze_that_fails_is_told_to_everybody() {
     let (_, mut watcher) = lab.guest.events.watch(None);
     lab.freeze().await.unwrap_err();
     assert!(matches!(watcher.next().await,
-        News::Event(told) if matches!(&told.event, Event::Thawed { holder, end: End::Failed, problem, .. }
-            if holder == "the test" && problem == "cannot freeze /a: EIO: I/O error")));
+        News::Event(told) if matches!(&told.event, Kind::Thawed(v1::Thawed { holder, end, problem, .. })
+            if end == "failed" && holder == "the test" && problem == "cannot freeze /a: EIO: I/O error")));
     lab.is_clean();
 }
 
@@ -268,10 +268,10 @@ async fn the_deadline_thaws_and_the_thaw_that_comes_late_is_told_once() {
     let (_, mut watcher) = lab.guest.events.watch(None);
     assert_eq!(lab.freeze().await.unwrap(), 3);
     assert!(matches!(watcher.next().await,
-        News::Event(told) if matches!(told.event, Event::Frozen { file_systems: 3, .. })));
+        News::Event(told) if matches!(told.event, Kind::Frozen(v1::Frozen { file_systems: 3, .. }))));
     assert!(matches!(watcher.next().await,
-        News::Event(told) if matches!(&told.event, Event::Thawed { holder, end: End::Deadline, problem, .. }
-            if holder == "the test" && problem == "the freeze ended by itself after 0 s")));
+        News::Event(told) if matches!(&told.event, Kind::Thawed(v1::Thawed { holder, end, problem, by_itself: true, .. })
+            if end == "deadline" && holder == "the test" && problem == "the freeze ended by itself after 0 s")));
     lab.guest.freezer.0.over.subscribe().wait_for(|over| *over > 0).await.unwrap();
     assert_eq!(lab.machine.frozen(), [""; 0]);
     assert!(matches!(lab.guest.freezer.status(), Status::Thawed { spoiled: Some(_) }));

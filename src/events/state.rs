@@ -1,15 +1,39 @@
 //! The last known state of a guest: what its events have made of it, as far as it is not too much. Pure.
 //!
-//! More entries than allowed cost a guest its session (a single event with that many was refused before it was decoded,
-//! [`super::intake`]); entries that together take more bytes than allowed are left out,
-//! and it is told what was.
+//! In the guest it has no bounds. On a host more entries than allowed cost a guest its session (a single event with that many was
+//! refused before it was decoded); entries that together take more bytes than allowed are left out, and it is told what was.
 
 use std::sync::Arc;
 
-use super::limits::Limits;
-use super::weight::{self, Heap};
-use crate::wire::proto::v1::{self, event::Kind};
+use prost_types::Timestamp;
+
+use super::{Kind, happening};
+use crate::wire::heap::{self, Heap};
+use crate::wire::proto::v1;
 use crate::wire::weigh::List;
+
+/// How much a guest may have.
+pub trait Bounds {
+    /// How many entries a list may have.
+    fn of(&self, list: List) -> usize;
+
+    /// Bytes of memory that its state may take; what would be more is left out of it.
+    fn state_bytes(&self) -> usize;
+}
+
+/// What the guest itself knows is all of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Unbounded;
+
+impl Bounds for Unbounded {
+    fn of(&self, _: List) -> usize {
+        usize::MAX
+    }
+
+    fn state_bytes(&self) -> usize {
+        usize::MAX
+    }
+}
 
 /// A state that is larger than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -21,8 +45,8 @@ pub struct Excess {
 
 impl Excess {
     /// Of this list.
-    pub fn new(list: List, limits: &Limits) -> Self {
-        Self { list, limit: limits.of(list) }
+    pub fn new(list: List, bounds: &dyn Bounds) -> Self {
+        Self { list, limit: bounds.of(list) }
     }
 }
 
@@ -48,15 +72,16 @@ pub struct Kept {
     room: Room,
 }
 
+/// The memory of a state.
 #[derive(Debug, Default, Clone, Copy)]
-struct Room {
+pub struct Room {
     used: usize,
     most: usize,
 }
 
 impl Room {
     /// Takes room for something, if there is enough.
-    fn take(&mut self, bytes: usize) -> bool {
+    pub fn take(&mut self, bytes: usize) -> bool {
         let fits = self.used.saturating_add(bytes) <= self.most;
         if fits {
             self.used += bytes;
@@ -64,14 +89,15 @@ impl Room {
         fits
     }
 
-    fn give_back(&mut self, bytes: usize) {
+    /// Gives back what something took that is gone.
+    pub fn give_back(&mut self, bytes: usize) {
         self.used = self.used.saturating_sub(bytes);
     }
 
     /// Keeps of a list what there is room for, and counts the rest.
-    fn keep<T: Heap>(&mut self, list: &mut Vec<T>) -> u32 {
+    pub fn keep<T: Heap>(&mut self, list: &mut Vec<T>) -> u32 {
         let before = list.len();
-        list.retain(|one| self.take(weight::entry(one)));
+        list.retain(|one| self.take(heap::entry(one)));
         let cut = before - list.len();
         if cut > 0 {
             list.shrink_to_fit();
@@ -80,8 +106,8 @@ impl Room {
     }
 
     /// Adds to a list if there is room, and counts it otherwise.
-    fn add<T: Heap + Clone>(&mut self, list: &mut Vec<T>, one: &T, cut: &mut u32) {
-        if self.take(weight::entry(one)) {
+    pub fn add<T: Heap + Clone>(&mut self, list: &mut Vec<T>, one: &T, cut: &mut u32) {
+        if self.take(heap::entry(one)) {
             list.push(one.clone());
         } else {
             *cut = cut.saturating_add(1);
@@ -89,12 +115,12 @@ impl Room {
     }
 
     /// Removes from a list what is gone. What is not there may be one of those that were left out.
-    fn remove<T: Heap>(&mut self, list: &mut Vec<T>, gone: impl Fn(&T) -> bool, cut: &mut u32) {
+    pub fn remove<T: Heap>(&mut self, list: &mut Vec<T>, gone: impl Fn(&T) -> bool, cut: &mut u32) {
         let before = list.len();
         list.retain(|one| {
             let gone = gone(one);
             if gone {
-                self.give_back(weight::entry(one));
+                self.give_back(heap::entry(one));
             }
             !gone
         });
@@ -104,7 +130,7 @@ impl Room {
     }
 
     /// Puts something in the place of what was there; says whether it was left out.
-    fn replace<T: Heap + Clone>(&mut self, place: &mut Option<T>, new: Option<&T>) -> bool {
+    pub fn replace<T: Heap + Clone>(&mut self, place: &mut Option<T>, new: Option<&T>) -> bool {
         self.give_back(place.heap());
         *place = new.filter(|new| self.take(new.heap())).cloned();
         place.is_none() && new.is_some()
@@ -116,107 +142,26 @@ impl Kept {
     ///
     /// # Errors
     /// If the state would have more entries than allowed; it stays as it was.
-    pub fn fold(&mut self, event: &mut v1::Event, limits: &Limits) -> Result<(), Excess> {
+    pub fn fold(&mut self, event: &mut v1::Event, bounds: &dyn Bounds) -> Result<(), Excess> {
         let Some(kind) = &mut event.kind else { return Ok(()) };
-        self.room.most = limits.state_bytes;
+        self.room.most = bounds.state_bytes();
         if let Kind::AgentReady(ready) = kind {
             if let Some(whole) = ready.state.take() {
-                check(&whole, limits)?;
+                check(&whole, bounds)?;
                 self.begin(*whole);
             }
             return Ok(());
         }
-        // Most events: whoever still reads the state must not make them dear.
-        if matches!(kind, Kind::Heartbeat(_)) {
-            return Ok(());
-        }
-        let Self { state, cut, room } = self;
-        let state = Arc::make_mut(state.get_or_insert_default());
-        match kind {
-            Kind::InterfacesChanged(change) => {
-                check_interfaces(&change.interfaces, limits)?;
-                room.give_back(state.interfaces.iter().map(weight::entry).sum());
-                state.interfaces.clone_from(&change.interfaces);
-                cut.interfaces = room.keep(&mut state.interfaces);
-            }
-            Kind::FileSystemMounted(v1::FileSystemMounted { file_system: Some(mounted) }) => {
-                within(List::FileSystems, state.file_systems.len() + 1, limits)?;
-                room.add(&mut state.file_systems, mounted, &mut cut.file_systems);
-            }
-            Kind::FileSystemUnmounted(v1::FileSystemUnmounted { file_system: Some(unmounted) }) => {
-                // The one mounted last goes first, as umount(2) has it.
-                match state.file_systems.iter().rposition(|known| known == unmounted) {
-                    Some(place) => room.give_back(weight::entry(&state.file_systems.remove(place))),
-                    None => cut.file_systems = cut.file_systems.saturating_sub(1),
-                }
-            }
-            Kind::UserLoggedIn(v1::UserLoggedIn { session: Some(session) }) => {
-                within(List::Users, state.users.len() + 1, limits)?;
-                room.add(&mut state.users, session, &mut cut.users);
-            }
-            Kind::UserLoggedOut(v1::UserLoggedOut { session: Some(session) }) => {
-                room.remove(&mut state.users, |known| known.id == session.id, &mut cut.users);
-            }
-            Kind::DiskAdded(v1::DiskAdded { disk: Some(disk) }) => {
-                within(List::Disks, state.disks.len() + 1, limits)?;
-                room.add(&mut state.disks, disk, &mut cut.disks);
-            }
-            Kind::DiskRemoved(v1::DiskRemoved { disk: Some(disk), .. }) => {
-                room.remove(&mut state.disks, |known| known.generation == disk.generation, &mut cut.disks);
-            }
-            Kind::DiskResized(v1::DiskResized { disk: Some(disk), .. })
-            | Kind::DiskChanged(v1::DiskChanged { disk: Some(disk) }) => {
-                let place = state.disks.iter().position(|known| known.generation == disk.generation);
-                if let Some(place) = place {
-                    room.give_back(weight::entry(&state.disks[place]));
-                    if room.take(weight::entry(disk)) {
-                        state.disks[place].clone_from(disk);
-                    } else {
-                        // As it was would be wrong.
-                        state.disks.remove(place);
-                        cut.disks = cut.disks.saturating_add(1);
-                    }
-                }
-            }
-            Kind::TopologyChanged(changed) => {
-                cut.topology = room.replace(&mut state.topology, changed.topology.as_ref());
-            }
-            Kind::NodeChanged(changed) => {
-                cut.node = room.replace(&mut state.node, changed.node.as_ref());
-            }
-            Kind::HealthChanged(changed) => {
-                cut.health = room.replace(&mut state.health, changed.health.as_ref());
-            }
-            Kind::Frozen(frozen) => {
-                state.freeze = Some(v1::LastFreeze {
-                    holder: frozen.holder.clone(),
-                    file_systems: frozen.file_systems,
-                    since: event.time,
-                    ..v1::LastFreeze::default()
-                });
-            }
-            Kind::Thawed(thawed) => {
-                let begun = state.freeze.take().filter(|freeze| freeze.ended.is_none()).unwrap_or_default();
-                state.freeze = Some(v1::LastFreeze {
-                    holder: thawed.holder.clone(),
-                    // A guest's event may be without a time.
-                    ended: Some(event.time.unwrap_or_default()),
-                    end: match thawed.end.as_str() {
-                        // An agent that does not say more.
-                        "" if thawed.by_itself => "deadline",
-                        "" => "asked",
-                        end => end,
-                    }
-                    .to_owned(),
-                    problem: thawed.problem.clone(),
-                    receipt: thawed.receipt.clone(),
-                    level: thawed.level.clone(),
-                    ..begun
-                });
-            }
-            _ => {}
-        }
-        Ok(())
+        self.apply(kind, event.time, bounds)
+    }
+
+    /// Makes of the state what happened at this time.
+    ///
+    /// # Errors
+    /// If the state would have more entries than allowed; it stays as it was.
+    pub fn apply(&mut self, kind: &Kind, at: Option<Timestamp>, bounds: &dyn Bounds) -> Result<(), Excess> {
+        self.room.most = bounds.state_bytes();
+        happening(kind).apply(&mut Change { kept: self, bounds, at })
     }
 
     /// Takes a whole state in the place of the one before. What says most in few bytes comes first; the last freeze always
@@ -236,26 +181,106 @@ impl Kept {
     }
 }
 
-fn check(state: &v1::GuestState, limits: &Limits) -> Result<(), Excess> {
-    check_interfaces(&state.interfaces, limits)?;
-    within(List::FileSystems, state.file_systems.len(), limits)?;
-    within(List::Users, state.users.len(), limits)?;
-    within(List::Disks, state.disks.len(), limits)
+/// What an event does to the state.
+pub struct Change<'k> {
+    kept: &'k mut Kept,
+    bounds: &'k dyn Bounds,
+    at: Option<Timestamp>,
 }
 
-fn check_interfaces(interfaces: &[v1::NetworkInterface], limits: &Limits) -> Result<(), Excess> {
-    within(List::Interfaces, interfaces.len(), limits)?;
+impl Change<'_> {
+    /// When it happened, by the guest's clock.
+    pub fn at(&self) -> Option<Timestamp> {
+        self.at
+    }
+
+    /// The state, what of it is left out, and the room that it has. For events that change something: whoever still reads the
+    /// state makes these dear.
+    pub fn parts(&mut self) -> (&mut v1::GuestState, &mut v1::StateCut, &mut Room) {
+        let Kept { state, cut, room } = &mut *self.kept;
+        (Arc::make_mut(state.get_or_insert_default()), cut, room)
+    }
+
+    /// Adds an entry to one of the lists.
+    ///
+    /// # Errors
+    /// If it has as many entries as allowed.
+    pub fn add<T: Heap + Clone>(
+        &mut self,
+        list: List,
+        one: &T,
+        place: impl for<'p> Fn(&'p mut v1::GuestState, &'p mut v1::StateCut) -> (&'p mut Vec<T>, &'p mut u32),
+    ) -> Result<(), Excess> {
+        let bounds = self.bounds;
+        let (state, cut, room) = self.parts();
+        let (entries, cut) = place(state, cut);
+        within(list, entries.len() + 1, bounds)?;
+        room.add(entries, one, cut);
+        Ok(())
+    }
+
+    /// Checks interfaces, which come all at once.
+    ///
+    /// # Errors
+    /// If they are more than allowed, or have more addresses.
+    pub fn check_interfaces(&self, interfaces: &[v1::NetworkInterface]) -> Result<(), Excess> {
+        check_interfaces(interfaces, self.bounds)
+    }
+}
+
+fn check(state: &v1::GuestState, bounds: &dyn Bounds) -> Result<(), Excess> {
+    check_interfaces(&state.interfaces, bounds)?;
+    within(List::FileSystems, state.file_systems.len(), bounds)?;
+    within(List::Users, state.users.len(), bounds)?;
+    within(List::Disks, state.disks.len(), bounds)
+}
+
+fn check_interfaces(interfaces: &[v1::NetworkInterface], bounds: &dyn Bounds) -> Result<(), Excess> {
+    within(List::Interfaces, interfaces.len(), bounds)?;
     let most = interfaces.iter().map(|interface| interface.addresses.len()).max().unwrap_or(0);
-    within(List::Addresses, most, limits)
+    within(List::Addresses, most, bounds)
 }
 
-fn within(list: List, found: usize, limits: &Limits) -> Result<(), Excess> {
-    if found > limits.of(list) { Err(Excess::new(list, limits)) } else { Ok(()) }
+fn within(list: List, found: usize, bounds: &dyn Bounds) -> Result<(), Excess> {
+    if found > bounds.of(list) { Err(Excess::new(list, bounds)) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Clone, Copy)]
+    struct Limits {
+        interfaces: usize,
+        addresses: usize,
+        file_systems: usize,
+        users: usize,
+        disks: usize,
+        state_bytes: usize,
+    }
+
+    impl Default for Limits {
+        fn default() -> Self {
+            let [interfaces, addresses, file_systems, users, disks] = [1024; 5];
+            Self { interfaces, addresses, file_systems, users, disks, state_bytes: 1 << 20 }
+        }
+    }
+
+    impl Bounds for Limits {
+        fn of(&self, list: List) -> usize {
+            match list {
+                List::Interfaces => self.interfaces,
+                List::Addresses => self.addresses,
+                List::FileSystems => self.file_systems,
+                List::Users => self.users,
+                List::Disks => self.disks,
+            }
+        }
+
+        fn state_bytes(&self) -> usize {
+            self.state_bytes
+        }
+    }
 
     fn event(kind: Kind) -> v1::Event {
         v1::Event { kind: Some(kind), ..v1::Event::default() }
@@ -340,7 +365,7 @@ mod tests {
     #[test]
     fn the_last_freeze_and_its_end_are_part_of_the_state() {
         let mut kept = Kept::default();
-        let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+        let at = |seconds| Some(Timestamp { seconds, nanos: 0 });
         let mut frozen = event(Kind::Frozen(v1::Frozen {
             file_systems: 3,
             holder: "libvirt".into(),
@@ -405,16 +430,16 @@ mod tests {
 
     /// What the parts of the state take, counted anew.
     fn counted(state: &v1::GuestState) -> usize {
-        let lists = state.disks.iter().map(weight::entry).sum::<usize>()
-            + state.file_systems.iter().map(weight::entry).sum::<usize>()
-            + state.interfaces.iter().map(weight::entry).sum::<usize>()
-            + state.users.iter().map(weight::entry).sum::<usize>();
+        let lists = state.disks.iter().map(heap::entry).sum::<usize>()
+            + state.file_systems.iter().map(heap::entry).sum::<usize>()
+            + state.interfaces.iter().map(heap::entry).sum::<usize>()
+            + state.users.iter().map(heap::entry).sum::<usize>();
         lists + state.topology.heap() + state.node.heap() + state.health.heap()
     }
 
     #[test]
     fn what_takes_too_many_bytes_is_left_out_and_counted() {
-        let limits = Limits { state_bytes: 3 * weight::entry(&large(1)), ..Limits::default() };
+        let limits = Limits { state_bytes: 3 * heap::entry(&large(1)), ..Limits::default() };
         let mut kept = Kept::default();
         let add = |disk| event(Kind::DiskAdded(v1::DiskAdded { disk: Some(disk) }));
         let remove = |disk| event(Kind::DiskRemoved(v1::DiskRemoved { disk: Some(disk), in_use: vec![] }));
