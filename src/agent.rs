@@ -97,6 +97,10 @@ pub async fn run(
     passed.finish();
     let status = format!("QGA: {qga_words}; control: {}", *control_words.borrow());
     let mut api = None;
+    let fullness = monitor::fullness::Settings {
+        interval: settings.file_systems.interval,
+        full_percent: settings.file_systems.full_percent,
+    };
     let mut kubelet_knows_host = false;
     if settings.local {
         let channels = local::Channels { qga: qga_words, control: control_words };
@@ -129,7 +133,7 @@ pub async fn run(
     let keyring = api.as_ref().map(|api: &Api| api.keyring.clone());
     if let Some(api) = api {
         let folder = api.folder.clone();
-        api.start(&guest, &mut supervisor);
+        api.start(&guest, fullness, &mut supervisor);
         topology::start(settings.topology, kubelet_knows_host, &folder, &guest, &mut supervisor).await;
     }
     let processes = Arc::clone(&guest.processes);
@@ -272,7 +276,7 @@ impl Api {
         Self { control, keyring, people, channels, folder, holder, teller, gate, audit, records, context }
     }
 
-    fn start(self, guest: &Guest, supervisor: &mut Supervisor) {
+    fn start(self, guest: &Guest, fullness: monitor::fullness::Settings, supervisor: &mut Supervisor) {
         let shutdown = supervisor.shutdown();
         let (folder, holder) = (self.folder, self.holder);
         let capabilities = CAPABILITIES.map(str::to_owned).to_vec();
@@ -318,7 +322,8 @@ impl Api {
         let serve_people =
             move |peer, stream| serve(peer, stream, people.clone().into_server(), ending.clone());
         supervisor.spawn("local", clients::run(self.people, shutdown.clone(), serve_people));
-        for (name, work) in monitor::all(guest, monitor::Settings::default(), &shutdown) {
+        let settings = monitor::Settings { fullness, ..monitor::Settings::default() };
+        for (name, work) in monitor::all(guest, settings, &shutdown) {
             supervisor.spawn(name, async move {
                 work.await;
                 Ok(())

@@ -12,6 +12,7 @@ mod applications;
 mod check;
 mod csi;
 mod dump;
+mod file_systems;
 pub mod fragment;
 mod grants;
 pub mod options;
@@ -29,6 +30,7 @@ use crate::policy::Rules;
 
 pub use applications::{ApplicationSetting, ApplicationSettings};
 pub use csi::{CsiMode, CsiSettings};
+pub use file_systems::FileSystemSettings;
 
 /// The main file; its drop-ins are in the folder of the same name with `.d`.
 pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
@@ -99,6 +101,8 @@ pub struct AgentSettings {
     pub cloud_socket: Option<PathBuf>,
     /// Bytes of each output of a program that are kept for the host half.
     pub program_ring: usize,
+    /// When file systems are looked at.
+    pub file_systems: FileSystemSettings,
     /// Connections that may be forwarded at a time.
     pub forwards: usize,
     /// Where the guest runs, and who is told in it.

@@ -1,9 +1,12 @@
-//! File systems that are mounted and unmounted.
+//! File systems that are mounted and unmounted, are about to fill, or turn read-only.
 
 use super::Happening;
 use super::state::{Change, Excess};
+use crate::text;
 use crate::wire::heap;
-use crate::wire::proto::v1::{FileSystemMounted, FileSystemUnmounted, MountedFileSystem};
+use crate::wire::proto::v1::{
+    FileSystemFilling, FileSystemMounted, FileSystemReadOnly, FileSystemUnmounted, MountedFileSystem,
+};
 use crate::wire::weigh::List;
 
 impl Happening for FileSystemMounted {
@@ -31,6 +34,25 @@ impl Happening for FileSystemUnmounted {
             None => cut.file_systems = cut.file_systems.saturating_sub(1),
         }
         Ok(())
+    }
+}
+
+impl Happening for FileSystemFilling {
+    fn words(&self) -> String {
+        let what = if self.filling { "is about to fill" } else { "has room again" };
+        let (free, all) = (text::size(self.available_bytes), text::size(self.bytes));
+        let inodes = match (self.free_inodes, self.inodes) {
+            (_, 0) => String::new(),
+            (free, all) => format!(", {free} of {all} inodes"),
+        };
+        format!("file system {what}: {}: {free} of {all} free{inodes}", words(self.file_system.as_ref()))
+    }
+}
+
+impl Happening for FileSystemReadOnly {
+    fn words(&self) -> String {
+        let what = if self.read_only { "has turned read-only" } else { "can be written to again" };
+        format!("file system {what}: {}", words(self.file_system.as_ref()))
     }
 }
 

@@ -11,7 +11,9 @@ use crate::wire::proto::v1::{
 
 impl Happening for TopologyChanged {
     fn words(&self) -> String {
-        format!("runs in {}", words(self.topology.as_ref()))
+        let topology = self.topology.as_ref();
+        let has_only_a_host = topology.is_some_and(|it| it.region.is_empty() && it.zone.is_empty());
+        format!("runs {}{}", if has_only_a_host { "" } else { "in " }, words(topology))
     }
 
     fn apply(&self, change: &mut Change<'_>) -> Result<(), Excess> {
@@ -80,7 +82,7 @@ pub fn words(topology: Option<&Topology>) -> String {
         }
     }
     words.extend(labels(topology));
-    text::or_dash(&words.join(", "))
+    if words.is_empty() { "at no known place".to_owned() } else { words.join(", ") }
 }
 
 /// Its labels as `key=value`, in their order.

@@ -8,7 +8,11 @@ mod agent;
 mod disk_rules;
 mod disks;
 mod events;
+mod file_systems;
 mod grants;
 mod hold;
 mod host;
+#[path = "../qga/namespace.rs"]
+#[allow(dead_code, reason = "each test program uses a part of it")]
+mod namespace;
 mod status;

@@ -7,6 +7,7 @@
 mod bus_daemon;
 mod churn;
 mod disks;
+mod fullness;
 mod health;
 #[path = "../fixtures/lay_out.rs"]
 mod lay_out;

@@ -12,7 +12,7 @@ use crate::config::agent::options::Program;
 use crate::config::agent::qemu_ga::vsock_address;
 use crate::config::agent::{
     AgentSettings, ApiChannel, CONTROL_PORT, DaemonSettings, QgaChannel, QgaLimits, RUNTIME_FOLDER,
-    TopologySettings, TrustSettings, VsockPeer, applications, csi, grants,
+    TopologySettings, TrustSettings, VsockPeer, applications, csi, file_systems, grants,
 };
 use crate::policy::{Bounds, Limits, Mode, Rules};
 
@@ -56,6 +56,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         csi,
         cloud,
         exec,
+        file_systems: of_file_systems,
         forward,
         freeze,
         log,
@@ -140,6 +141,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         csi: csi::check(csi)?,
         cloud_socket: cloud_socket(cloud)?,
         program_ring: program_ring(&exec)?,
+        file_systems: file_systems::check(&of_file_systems)?,
         forwards: forwards(&forward)?,
         topology: self::topology(topology)?,
         trust: TrustSettings {

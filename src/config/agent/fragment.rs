@@ -29,6 +29,8 @@ pub struct AgentFragment {
     pub cloud: CloudFragment,
     /// `[exec]`
     pub exec: ProgramsFragment,
+    /// `[file-systems]`
+    pub file_systems: FileSystemsFragment,
     /// `[forward]`
     pub forward: ForwardFragment,
     /// `[freeze]`
@@ -255,6 +257,16 @@ pub struct ProgramsFragment {
     pub ring_bytes: Option<u64>,
 }
 
+/// `[file-systems]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct FileSystemsFragment {
+    /// How often file systems are looked at; 0 for never.
+    pub interval: Option<Time>,
+    /// What is in use of one that is about to fill, in percent.
+    pub full_percent: Option<u32>,
+}
+
 /// `[forward]`
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -380,6 +392,8 @@ impl Fragment for AgentFragment {
         take(&mut self.csi.topology, later.csi.topology);
         take(&mut self.cloud.socket, later.cloud.socket);
         take(&mut self.exec.ring_bytes, later.exec.ring_bytes);
+        take(&mut self.file_systems.interval, later.file_systems.interval);
+        take(&mut self.file_systems.full_percent, later.file_systems.full_percent);
         take(&mut self.forward.connections, later.forward.connections);
         take(&mut self.runtime_dir, later.runtime_dir);
         take(&mut self.qemu_ga_files, later.qemu_ga_files);

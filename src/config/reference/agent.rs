@@ -148,6 +148,16 @@ pub(super) const AGENT: &[Row] = &[
         "bytes of each output of a program of `guestctl exec` that are kept until they have arrived, from 4096 to 16777216; with more the program waits. See [exec.md](exec.md)",
     ),
     (
+        "file-systems.interval",
+        "`\"5min\"`",
+        "how often the guest looks whether file systems are about to fill or have turned read-only, from 1 s to 1 h; less than 10 s is 10 s, `0` is never. See [events.md](events.md)",
+    ),
+    (
+        "file-systems.full-percent",
+        "`90`",
+        "what is in use of the bytes or the inodes of a file system that is about to fill, from 10 to 100",
+    ),
+    (
         "forward.connections",
         "`1024`",
         "connections of `guestctl forward` with what listens in this guest that there may be at a time, from 1 to 2048; one caller may have all but 24. See [forward.md](forward.md)",

@@ -36,22 +36,44 @@ const ON_DISKS_OF_THIS: [&str; 3] = ["bcachefs", "btrfs", "zfs"];
 /// Kinds with a block device that are always full.
 const ALWAYS_FULL: [&str; 4] = ["erofs", "iso9660", "squashfs", "udf"];
 
+/// Options of a file system that cannot be written to. The latter are what later kernels show of an ext4 with errors.
+const READ_ONLY: [&str; 3] = ["ro", "emergency_ro", "shutdown"];
+
 /// A file system that is to be asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Probed {
+pub(in crate::guest) struct Probed {
     /// The number of its mount.
-    id: u64,
+    pub(in crate::guest) id: u64,
     path: PathBuf,
-    mount_point: String,
-    kind: String,
-    is_read_only: bool,
+    pub(in crate::guest) mount_point: String,
+    /// Such as `/dev/vda1`.
+    pub(in crate::guest) source: String,
+    pub(in crate::guest) kind: String,
+    pub(in crate::guest) is_read_only: bool,
     is_on_disks: bool,
     /// Errors that are written in it.
     errors: Option<u64>,
 }
 
+#[cfg(test)]
+impl Probed {
+    /// One on a disk.
+    pub(in crate::guest) fn for_tests(id: u64) -> Self {
+        Self {
+            id,
+            path: format!("/{id}").into(),
+            mount_point: format!("/{id}"),
+            source: "/dev/vda".into(),
+            kind: "ext4".into(),
+            is_read_only: false,
+            is_on_disks: true,
+            errors: None,
+        }
+    }
+}
+
 /// The file systems that are mounted, each once, those on disks first.
-pub(super) fn mounts(root: &Root) -> Vec<Probed> {
+pub(in crate::guest) fn mounts(root: &Root) -> Vec<Probed> {
     let list = root.read_at_most("/proc/self/mountinfo", MOST_BYTES).unwrap_or_default();
     let mut found = chosen(mountinfo::parse(&list));
     for (mount, probed) in &mut found {
@@ -85,12 +107,13 @@ fn chosen(mounts: Vec<Mount>) -> Vec<(Mount, Probed)> {
         }
     }
     let probed = |mount: Mount| {
-        let is_read_only = mount.has_flag("ro") || mount.options.split(',').any(|option| option == "ro");
+        let is_read_only =
+            mount.has_flag("ro") || mount.options.split(',').any(|one| READ_ONLY.contains(&one));
         let is_on_disks = mount.device.0 != 0 || ON_DISKS_OF_THIS.contains(&mount.kind.as_str());
         let (path, mount_point) = (mount.path.clone(), mount.mount_point.clone());
-        let kind = mount.kind.clone();
-        let probed =
-            Probed { id: mount.id, path, mount_point, kind, is_read_only, is_on_disks, errors: None };
+        let (kind, source) = (mount.kind.clone(), mount.source.clone());
+        let id = mount.id;
+        let probed = Probed { id, path, mount_point, source, kind, is_read_only, is_on_disks, errors: None };
         (mount, probed)
     };
     let mut all: Vec<_> = by_device.into_values().map(probed).collect();
@@ -109,7 +132,7 @@ fn holds_something(mount: &Mount) -> bool {
 
 /// Asks file systems, and remembers which of them do not answer.
 #[derive(Debug)]
-pub(super) struct Prober {
+pub(in crate::guest) struct Prober {
     on_disks: Arc<Semaphore>,
     on_servers: Arc<Semaphore>,
     /// Those that are being asked, by the numbers of their mounts.
@@ -145,6 +168,26 @@ impl Prober {
         ask: impl Fn(&std::path::Path) -> std::io::Result<Usage> + Clone + Send + 'static,
         root: &Root,
     ) -> (Things, u64) {
+        let (answers, unresponsive) = self.ask_all(mounts, within, ask, root).await;
+        let mut full: Vec<_> =
+            answers.iter().map(|(probed, usage)| (free(usage), series(probed, usage))).collect();
+        full.sort_by(|one, other| one.0.total_cmp(&other.0));
+        (full.into_iter().map(|(_, series)| series).collect(), unresponsive)
+    }
+
+    /// What each says that answers.
+    pub(in crate::guest) async fn usages(&self, root: &Root, mounts: Vec<Probed>) -> Vec<(Probed, Usage)> {
+        self.ask_all(mounts, DEADLINE, usage, root).await.0
+    }
+
+    /// What each says that answers and has a size, and how many do not answer.
+    async fn ask_all(
+        &self,
+        mounts: Vec<Probed>,
+        within: Duration,
+        ask: impl Fn(&std::path::Path) -> std::io::Result<Usage> + Clone + Send + 'static,
+        root: &Root,
+    ) -> (Vec<(Probed, Usage)>, u64) {
         let end = Instant::now() + within;
         let all = mounts.into_iter().map(|probed| {
             let (path, ask) = (root.path_of(&probed.path), ask.clone());
@@ -154,7 +197,7 @@ impl Prober {
             }
         });
         let mut unresponsive = 0;
-        let mut full = Vec::new();
+        let mut answers = Vec::new();
         for (probed, answer) in futures_util::future::join_all(all).await {
             match answer {
                 None => unresponsive += 1,
@@ -162,11 +205,10 @@ impl Prober {
                 Some(Err(_)) => {}
                 // It has no size.
                 Some(Ok(usage)) if usage.total_privileged == 0 => {}
-                Some(Ok(usage)) => full.push((free(&usage), series(&probed, &usage))),
+                Some(Ok(usage)) => answers.push((probed, usage)),
             }
         }
-        full.sort_by(|one, other| one.0.total_cmp(&other.0));
-        (full.into_iter().map(|(_, series)| series).collect(), unresponsive)
+        (answers, unresponsive)
     }
 
     /// What one says; none if it still hangs since it was asked before. Waits for its turn.
@@ -194,8 +236,8 @@ impl Prober {
     }
 }
 
-/// What of it is free.
-fn free(usage: &Usage) -> f64 {
+/// What of it is free, of 1.
+pub(in crate::guest) fn free(usage: &Usage) -> f64 {
     let of = |free: u64, all: u64| if all == 0 { 1.0 } else { whole(free) / whole(all) };
     of(usage.available, usage.total).min(of(usage.inodes_free, usage.inodes))
 }
@@ -275,15 +317,7 @@ mod tests {
     }
 
     fn probed(id: u64, is_on_disks: bool) -> Probed {
-        Probed {
-            id,
-            path: format!("/{id}").into(),
-            mount_point: format!("/{id}"),
-            kind: "ext4".into(),
-            is_read_only: false,
-            is_on_disks,
-            errors: None,
-        }
+        Probed { is_on_disks, ..Probed::for_tests(id) }
     }
 
     fn half_full(available: u64) -> Usage {

@@ -10,7 +10,7 @@
 //! the file of its subject, and where that is called below.
 
 mod disks;
-mod file_systems;
+pub(in crate::guest) mod file_systems;
 mod machine;
 mod network;
 mod room;

@@ -1,5 +1,5 @@
-//! Watches this machine and tells the [`Hub`](crate::guest::events::Hub) what happens in it. Nothing is polled: each monitor sleeps
-//! until the kernel, or logind, says that something changed.
+//! Watches this machine and tells the [`Hub`](crate::guest::events::Hub) what happens in it. Each monitor sleeps
+//! until the kernel, or logind, says that something changed; what they do not say is looked at with ticks of the agent.
 //!
 //! ```text
 //! source says "changed" ──▶ wait until it is quiet ──▶ look at everything ──▶ tell what differs
@@ -25,6 +25,7 @@ use crate::guest::Guest;
 
 mod clock;
 pub mod disks;
+pub mod fullness;
 mod health;
 pub mod links;
 mod logind;
@@ -42,11 +43,17 @@ pub struct Settings {
     pub ignored_links: Vec<String>,
     /// The D-Bus address of the system bus; absent for where it usually is.
     pub bus_address: Option<String>,
+    /// When file systems are looked at.
+    pub fullness: fullness::Settings,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { ignored_links: links::IGNORED.map(str::to_owned).to_vec(), bus_address: None }
+        Self {
+            ignored_links: links::IGNORED.map(str::to_owned).to_vec(),
+            bus_address: None,
+            fullness: fullness::Settings::default(),
+        }
     }
 }
 
@@ -56,13 +63,17 @@ pub type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// All monitors, each with the name of what it watches. One looks around after the other, and who asks the agent
 /// something meanwhile is answered in between.
 pub fn all(guest: &Guest, settings: Settings, shutdown: &CancellationToken) -> Vec<(&'static str, Work)> {
-    let Settings { ignored_links, bus_address } = settings;
-    let monitors: [(_, Work); 6] = [
+    let Settings { ignored_links, bus_address, fullness } = settings;
+    let monitors: [(_, Work); 7] = [
         ("links", rest_if_missing("links", links::watch(guest.clone(), ignored_links), shutdown)),
         ("mounts", rest_if_missing("mounts", mounts::watch(guest.clone()), shutdown)),
         ("disks", rest_if_missing("disks", disks::watch(guest.clone()), shutdown)),
         ("logind", rest_if_missing("logind", logind::watch(guest.clone(), bus_address.clone()), shutdown)),
         ("health", rest_if_missing("health", health::watch(guest.clone(), bus_address), shutdown)),
+        (
+            "fullness",
+            rest_if_missing("full file systems", fullness::watch(guest.clone(), fullness), shutdown),
+        ),
         ("clock", rest_if_missing("the clock", clock::watch(guest.clone()), shutdown)),
     ];
     monitors.into_iter().enumerate().map(|(place, (name, work))| (name, in_turn(place, work))).collect()

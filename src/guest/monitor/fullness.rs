@@ -1,0 +1,213 @@
+//! File systems that are about to fill, and those that turn read-only.
+//!
+//! The kernel tells nobody that a file system fills, or that an error has made it read-only. So all are looked at with every so many
+//! ticks of the agent, which is no wakeup of our own, and at the next tick after something was mounted, unmounted or mounted in
+//! another way. One that hangs costs a deadline, as for metrics ([`crate::guest::metrics`]).
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io;
+use std::time::Duration;
+
+use crate::guest::Guest;
+use crate::guest::events::{Kind, TICK};
+use crate::guest::metrics::file_systems::{Probed, Prober, free, mounts};
+use crate::sys::blocking;
+use crate::sys::mountinfo::MountList;
+use crate::sys::usage::Usage;
+use crate::wire::proto::v1::{FileSystemFilling, FileSystemReadOnly, MountedFileSystem};
+
+/// So many percentage points less have to be in use before it has room again.
+const HYSTERESIS: u32 = 5;
+
+/// When file systems are looked at, and when they are about to fill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// How often all are looked at; zero for never.
+    pub interval: Duration,
+    /// What is in use of one that is about to fill, in percent of its bytes or its inodes.
+    pub full_percent: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(300), full_percent: 90 }
+    }
+}
+
+pub(super) async fn watch(guest: Guest, settings: Settings) -> io::Result<Infallible> {
+    if settings.interval.is_zero() {
+        return std::future::pending().await;
+    }
+    let ticks = settings.interval.as_secs().div_ceil(TICK.as_secs());
+    let list = MountList::open(&guest.root)?;
+    let prober = Prober::default();
+    let mut known = Known::default();
+    loop {
+        // The start of the agent is not held up, and what changes by the second is looked at by the tick.
+        guest.events.next_tick().await;
+        let root = guest.root.clone();
+        let found = blocking::run(move || mounts(&root)).await;
+        let events = known.turned(&found);
+        let writable = found.into_iter().filter(|one| !one.is_read_only).collect();
+        let answers = prober.usages(&guest.root, writable).await;
+        for event in events.into_iter().chain(known.filled(&answers, settings.full_percent)) {
+            guest.events.tell(event);
+        }
+        let later = async {
+            for _ in 1..ticks {
+                guest.events.next_tick().await;
+            }
+        };
+        tokio::select! {
+            changed = list.changed() => changed?,
+            () = later => {}
+        }
+    }
+}
+
+/// What tells a file system from others: its mount, whose number may be given again.
+type Key = (u64, String, String);
+
+fn key(probed: &Probed) -> Key {
+    (probed.id, probed.source.clone(), probed.mount_point.clone())
+}
+
+/// What was told of file systems that are mounted.
+#[derive(Debug, Default)]
+struct Known(BTreeMap<Key, Told>);
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Told {
+    is_read_only: bool,
+    is_filling: bool,
+}
+
+impl Known {
+    /// Those that have turned read-only since the last look, or can be written to again. Takes over what is mounted.
+    fn turned(&mut self, found: &[Probed]) -> Vec<Kind> {
+        let before = std::mem::take(&mut self.0);
+        let mut events = Vec::new();
+        for probed in found {
+            let is_read_only = probed.is_read_only;
+            let key = key(probed);
+            let told = before.get(&key).copied();
+            if told.is_some_and(|told| told.is_read_only != is_read_only) {
+                let read_only =
+                    FileSystemReadOnly { file_system: Some(message(probed)), read_only: is_read_only };
+                events.push(read_only.into());
+            }
+            self.0.insert(key, Told { is_read_only, is_filling: told.is_some_and(|told| told.is_filling) });
+        }
+        events
+    }
+
+    /// Those that are about to fill since the last look, or have room again.
+    fn filled(&mut self, answers: &[(Probed, Usage)], full_percent: u32) -> Vec<Kind> {
+        let mut events = Vec::new();
+        for (probed, usage) in answers {
+            let Some(told) = self.0.get_mut(&key(probed)) else { continue };
+            let limit = if told.is_filling { full_percent.saturating_sub(HYSTERESIS) } else { full_percent };
+            let is_filling = (1.0 - free(usage)) * 100.0 >= f64::from(limit);
+            if std::mem::replace(&mut told.is_filling, is_filling) != is_filling {
+                let filling = FileSystemFilling {
+                    file_system: Some(message(probed)),
+                    filling: is_filling,
+                    bytes: usage.total,
+                    available_bytes: usage.available,
+                    inodes: usage.inodes,
+                    free_inodes: usage.inodes_free,
+                };
+                events.push(filling.into());
+            }
+        }
+        events
+    }
+}
+
+fn message(probed: &Probed) -> MountedFileSystem {
+    MountedFileSystem {
+        mount_point: probed.mount_point.clone(),
+        source: probed.source.clone(),
+        r#type: probed.kind.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::happening;
+
+    fn usage(used: u64, inodes_used: u64) -> Usage {
+        Usage {
+            used,
+            total: 100,
+            total_privileged: 105,
+            available: 100 - used,
+            inodes: 1000,
+            inodes_free: 1000 - inodes_used,
+        }
+    }
+
+    fn probed(id: u64, is_read_only: bool) -> Probed {
+        let mut probed = Probed::for_tests(id);
+        probed.is_read_only = is_read_only;
+        probed
+    }
+
+    fn words(events: &[Kind]) -> Vec<String> {
+        events.iter().map(|event| happening(event).words()).collect()
+    }
+
+    #[test]
+    fn what_fills_is_told_once_until_it_has_room_again() {
+        let mut known = Known::default();
+        let one = probed(1, false);
+        for (used, inodes_used, told) in [
+            (89, 0, None),
+            (
+                90,
+                0,
+                Some("is about to fill: /1 (ext4 from /dev/vda): 10 B of 100 B free, 1000 of 1000 inodes"),
+            ),
+            (99, 0, None),
+            // Around the limit nothing is told.
+            (89, 0, None),
+            (85, 0, None),
+            (84, 0, Some("has room again: /1 (ext4 from /dev/vda): 16 B of 100 B free, 1000 of 1000 inodes")),
+            (89, 0, None),
+            (
+                0,
+                900,
+                Some("is about to fill: /1 (ext4 from /dev/vda): 100 B of 100 B free, 100 of 1000 inodes"),
+            ),
+            (90, 0, None),
+        ] {
+            assert_eq!(known.turned(std::slice::from_ref(&one)), []);
+            let events = known.filled(&[(one.clone(), usage(used, inodes_used))], 90);
+            let expected: Vec<_> = told.iter().map(|told| format!("file system {told}")).collect();
+            assert_eq!(words(&events), expected, "{used} {inodes_used}");
+        }
+        // It does not answer: nothing is known to have changed.
+        assert_eq!(known.turned(std::slice::from_ref(&one)), []);
+        assert_eq!(known.filled(&[], 90), []);
+        assert_eq!(known.filled(&[(one.clone(), usage(90, 0))], 90), []);
+        // Another one is mounted there.
+        assert_eq!(known.turned(&[probed(2, false)]), []);
+        assert_eq!(known.filled(&[(one, usage(90, 0))], 90), []);
+        assert_eq!(known.filled(&[(probed(2, false), usage(90, 0))], 90).len(), 1);
+    }
+
+    #[test]
+    fn what_turns_read_only_is_told_and_what_was_mounted_so_is_not() {
+        let mut known = Known::default();
+        assert_eq!(known.turned(&[probed(1, false), probed(2, true)]), []);
+        let turned = known.turned(&[probed(1, true), probed(2, true)]);
+        assert_eq!(words(&turned), ["file system has turned read-only: /1 (ext4 from /dev/vda)"]);
+        assert_eq!(known.turned(&[probed(1, true), probed(2, true)]), []);
+        let turned = known.turned(&[probed(1, false), probed(2, true)]);
+        assert_eq!(words(&turned), ["file system can be written to again: /1 (ext4 from /dev/vda)"]);
+        assert_eq!(known.turned(&[]), []);
+        assert_eq!(known.turned(&[probed(1, true)]), [], "it was mounted again");
+    }
+}
