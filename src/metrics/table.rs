@@ -70,7 +70,7 @@ families! {
     FS_AVAILABLE Gauge "filesystem_available_bytes" "bytes" ["mountpoint", "fstype"] "What users other than root can still write to it." "statvfs(3)";
     FS_INODES Gauge "filesystem_inodes" "" ["mountpoint", "fstype"] "Files that it can hold; absent if it has no such limit." "statvfs(3)";
     FS_INODES_FREE Gauge "filesystem_inodes_free" "" ["mountpoint", "fstype"] "How many more files it can hold." "statvfs(3)";
-    FS_READ_ONLY Gauge "filesystem_readonly" "" ["mountpoint", "fstype"] "1 if it cannot be written to: mounted so, or made so by the kernel after an error." "/proc/self/mountinfo";
+    FS_READ_ONLY Gauge "filesystem_readonly" "" ["mountpoint", "fstype"] "1 if it is mounted read-only, or the kernel says that it has made it so after an error; many kernels do not say that of ext4, whose errors are counted." "/proc/self/mountinfo";
     FS_ERRORS Counter "filesystem_errors" "" ["mountpoint", "fstype"] "Errors that are written in it since it was last checked (ext4)." "/sys/fs/ext4";
     DISK_READS Counter "disk_reads" "" ["device"] "Requests to read that a disk completed." "/proc/diskstats";
     DISK_WRITES Counter "disk_writes" "" ["device"] "Requests to write that it completed." "/proc/diskstats";

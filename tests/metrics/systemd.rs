@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::StreamExt as _;
 use guestlet::guest::Guest;
 use guestlet::guest::metrics::Collector;
+use guestlet::metrics::MOST_OF_GUEST;
 use guestlet::sys::root::Root;
 use zbus::message::Type;
 use zbus::{Connection, MessageStream, ObjectPath, Variant, connection};
@@ -52,7 +53,7 @@ async fn failed_units_are_counted_and_the_first_ones_named() {
     let guest = Guest { root: Root::at(folder.path()), ..Guest::default() };
     let collector = Collector::default();
     assert!(
-        told(&collector.collect(&guest).await.unwrap()).is_empty(),
+        told(&collector.collect(&guest, MOST_OF_GUEST).await.unwrap()).is_empty(),
         "without a bus nothing is known, and not zero"
     );
 
@@ -63,13 +64,16 @@ async fn failed_units_are_counted_and_the_first_ones_named() {
         connection::Builder::address(bus_daemon::address(&socket).as_str()).build().await.unwrap()
     };
     let asked = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
-    assert!(told(&collector.collect(&guest).await.unwrap()).is_empty(), "without systemd neither");
+    assert!(
+        told(&collector.collect(&guest, MOST_OF_GUEST).await.unwrap()).is_empty(),
+        "without systemd neither"
+    );
 
     let connection = connect().await;
     connection.request_name("org.freedesktop.systemd1").await.unwrap();
     let server = tokio::spawn(serve(connection, vec!["b.service", "a.service"], Arc::clone(&asked)));
     for _ in 0..2 {
-        let samples = collector.collect(&guest).await.unwrap();
+        let samples = collector.collect(&guest, MOST_OF_GUEST).await.unwrap();
         assert_eq!(told(&samples), ["units_failed  2", "unit_failed a.service 1", "unit_failed b.service 1"]);
     }
     server.abort();
@@ -79,11 +83,11 @@ async fn failed_units_are_counted_and_the_first_ones_named() {
     connection.request_name("org.freedesktop.systemd1").await.unwrap();
     let listed = asked[1].load(Ordering::SeqCst);
     let server = tokio::spawn(serve(connection, Vec::new(), Arc::clone(&asked)));
-    assert_eq!(told(&collector.collect(&guest).await.unwrap()), ["units_failed  0"]);
+    assert_eq!(told(&collector.collect(&guest, MOST_OF_GUEST).await.unwrap()), ["units_failed  0"]);
     assert_eq!(asked[1].load(Ordering::SeqCst), listed, "where none has failed none is listed");
 
     // A bus that is gone is no bus; one that is there again is asked again.
     drop(daemon);
-    assert!(told(&collector.collect(&guest).await.unwrap()).is_empty());
+    assert!(told(&collector.collect(&guest, MOST_OF_GUEST).await.unwrap()).is_empty());
     server.abort();
 }

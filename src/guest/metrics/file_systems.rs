@@ -279,6 +279,7 @@ mod tests {
 32 27 0:51 / /nfs rw - nfs4 server:/x rw\n\
 33 27 7:0 / /snap/x ro - squashfs /dev/loop0 ro\n\
 34 27 0:52 / /pool ro - btrfs /dev/sdc ro\n\
+37 27 8:48 / /broken rw - ext4 /dev/sde rw,errors=remount-ro,emergency_ro\n\
 35 27 8:32 / /hidden rw - ext4 /dev/sdd rw\n\
 36 35 0:53 / /hidden rw - tmpfs over rw\n";
 
@@ -293,6 +294,7 @@ mod tests {
             ("/", "ext4", false, true),
             ("/data", "xfs", true, true),
             ("/pool", "btrfs", true, true),
+            ("/broken", "ext4", true, true),
             ("/nfs", "nfs4", false, false),
         ];
         assert_eq!(told, expected);
@@ -313,7 +315,7 @@ mod tests {
         std::os::unix::fs::symlink("../../devices/x/vda/vda1", folder.path().join("sys/dev/block/254:1"))
             .unwrap();
         let errors: Vec<_> = mounts(&root).into_iter().map(|one| one.errors).collect();
-        assert_eq!(errors, [Some(3), None, None, None]);
+        assert_eq!(errors, [Some(3), None, None, None, None]);
     }
 
     fn probed(id: u64, is_on_disks: bool) -> Probed {
