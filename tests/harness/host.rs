@@ -2,7 +2,8 @@
 //! asking it.
 
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
@@ -118,8 +119,7 @@ impl HostHalf {
         let process = Process::start(&program("guestlet-host")?, &arguments, &self.folder.file("log"))?;
         let socket = self.socket();
         let answers = wait_for("answer of guestlet-host", Duration::from_secs(10), || {
-            (process.ended().is_some() || std::os::unix::net::UnixStream::connect(&socket).is_ok())
-                .then_some(())
+            (process.ended().is_some() || UnixStream::connect(&socket).is_ok()).then_some(())
         });
         if answers.is_err() || process.ended().is_some() {
             bail!("guestlet-host does not run: {}", self.log());
@@ -213,6 +213,20 @@ impl HostHalf {
             bail!("guestctl {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The page that Prometheus reads at this path.
+    pub fn page(&self, path: &str) -> anyhow::Result<String> {
+        let mut stream = UnixStream::connect(self.folder.file("metrics.sock"))?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("half an answer")?;
+        if !head.contains(" 200 ") {
+            bail!("{path}: {head}\n{body}");
+        }
+        Ok(body.to_owned())
     }
 
     /// All VMs, as `guestctl ls` gives them to programs.

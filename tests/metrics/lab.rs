@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::host::{self, DEADLINE};
 use crate::launch;
+pub use crate::samples::{Sample, find, value};
 
 /// Both; the agents end when this is dropped.
 pub struct Lab {
@@ -68,7 +69,13 @@ impl Lab {
 
     /// Sends the agent of a guest a signal.
     pub fn signal(&self, name: &str, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.agents[name].id()).unwrap()), signal).unwrap();
+        kill(Pid::from_raw(i32::try_from(self.agent_id(name)).unwrap()), signal).unwrap();
+    }
+
+    /// The process of the agent of a guest.
+    #[allow(dead_code, reason = "what measures it uses it")]
+    pub fn agent_id(&self, name: &str) -> u32 {
+        self.agents[name].id()
     }
 
     pub fn agent_log(&self, name: &str) -> String {
@@ -94,7 +101,7 @@ impl Lab {
     pub fn scrape(&self, path: &str) -> Vec<Sample> {
         let (head, body) = self.get(path, "text/plain");
         assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}\n{body}");
-        body.lines().filter(|line| !line.starts_with('#')).map(Sample::of_line).collect()
+        Sample::of_page(&body)
     }
 
     /// What `guestctl metrics` gives to programs.
@@ -120,49 +127,6 @@ impl Drop for Lab {
             eprintln!("agent: {}\nhost: {}", self.agent_log("web"), self.host.log());
         }
     }
-}
-
-/// A sample.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sample {
-    pub name: String,
-    pub labels: BTreeMap<String, String>,
-    pub value: f64,
-}
-
-impl Sample {
-    /// `name{label="value",…} 1`, of which no value has a quotation mark.
-    pub fn of_line(line: &str) -> Self {
-        let (series, value) = line.rsplit_once(' ').unwrap();
-        let value =
-            if value == "+Inf" { f64::INFINITY } else { value.parse().unwrap_or_else(|_| panic!("{line}")) };
-        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-        let labels = labels.strip_suffix('}').unwrap_or_else(|| panic!("{line}"));
-        let pair = |pair: &str| {
-            let (label, value) = pair.split_once("=\"").unwrap_or_else(|| panic!("{line}"));
-            (label.to_owned(), value.trim_end_matches('"').to_owned())
-        };
-        let labels = labels.split("\",").filter(|pair| !pair.is_empty()).map(pair).collect();
-        Self { name: name.to_owned(), labels, value }
-    }
-}
-
-/// The value of the one series with this name and these labels, others aside; without the beginning that all have.
-#[track_caller]
-pub fn value(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
-    let found = find(samples, name, labels);
-    assert_eq!(found.len(), 1, "{name} {labels:?}: {found:?}");
-    found[0].value
-}
-
-pub fn find<'s>(samples: &'s [Sample], name: &str, labels: &[(&str, &str)]) -> Vec<&'s Sample> {
-    let is = |sample: &&Sample| {
-        sample.name.strip_prefix("guestlet_guest_") == Some(name)
-            && labels
-                .iter()
-                .all(|(label, value)| sample.labels.get(*label).map(String::as_str) == Some(value))
-    };
-    samples.iter().filter(is).collect()
 }
 
 /// Waits until it is so.

@@ -28,6 +28,7 @@ mod lab;
 #[path = "../fixtures/launch.rs"]
 mod launch;
 mod prometheus;
+mod samples;
 mod scrape;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../exec/screen.rs"]

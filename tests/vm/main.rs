@@ -14,7 +14,7 @@
 //! [`trust`] what becomes of them, [`moves`] the same when a guest's memory goes on elsewhere, [`ports`] which vsock ports a host half with a key dials from,
 //! [`topology`] where the guest runs, [`as_qemu_ga`] the agent under the name of qemu-ga and on the other channels of QGA,
 //! [`libvirt`] what virsh does through the agent, [`qapi`] what an independent client of it reads (with real guests),
-//! [`exec`] programs and the other verbs of guestctl, [`mod@console`] serial consoles, [`logs`] journals, [`balancers`] traffic from outside to guests behind NAT,
+//! [`exec`] programs and the other verbs of guestctl, [`mod@console`] serial consoles, [`logs`] journals, [`metrics`] what is wrong in a guest, seen on the host, [`balancers`] traffic from outside to guests behind NAT,
 //! [`packages`] how the package is installed, upgraded and removed.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::print_stderr, reason = "a test program")]
 #![allow(
@@ -34,6 +34,9 @@ mod api_server;
 
 #[path = "../random.rs"]
 mod random;
+#[allow(dead_code, reason = "shared with the tests of metrics")]
+#[path = "../metrics/samples.rs"]
+mod samples;
 #[path = "../soak.rs"]
 mod soak;
 
@@ -127,6 +130,7 @@ mod hotplug_host;
 mod keys;
 mod libvirt;
 mod logs;
+mod metrics;
 mod moves;
 mod packages;
 mod ports;
