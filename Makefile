@@ -184,6 +184,7 @@ soak: images ## the long churns
 		killed
 	$(STEP) "1 GiB through programs and copies, interrupted" cargo test $(GATE) --quiet --test exec --test cp -- killed every_byte
 	$(STEP) "50 snapshots of databases" cargo test $(GATE) --quiet --test applications -- acknowledged
+	$(STEP) "1,000 guests and Prometheus" cargo test $(GATE) --quiet --test metrics -- many_guests
 	$(STEP) "500 Services of Harvester" cargo test $(GATE) --quiet --test node -- many_services
 	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come \
 		power_loss churn::whatever

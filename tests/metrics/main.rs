@@ -15,6 +15,7 @@
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../fixtures/bus_daemon.rs"]
 mod bus_daemon;
+mod crowd;
 mod dashboards;
 mod exporters;
 mod exposition;
@@ -27,11 +28,14 @@ mod lab;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../fixtures/launch.rs"]
 mod launch;
+mod many;
 mod prometheus;
 mod samples;
 mod scrape;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 #[path = "../exec/screen.rs"]
 mod screen;
+#[path = "../soak.rs"]
+mod soak;
 mod systemd;
 mod top;
