@@ -140,6 +140,12 @@ impl Lab {
         kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
     }
 
+    /// The daemon's process.
+    #[allow(dead_code, reason = "each test program uses a part of it")]
+    pub fn id(&self) -> u32 {
+        self.daemon.as_ref().unwrap().id()
+    }
+
     /// How many threads the daemon has.
     #[allow(dead_code, reason = "each test program uses a part of it")]
     pub fn threads(&self) -> usize {
