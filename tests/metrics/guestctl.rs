@@ -1,8 +1,14 @@
 //! What `guestctl metrics` shows is what this machine says.
 
-use nix::sys::statvfs::statvfs;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
 
-use crate::host::assert_fails;
+use nix::sys::signal::Signal;
+use nix::sys::statvfs::statvfs;
+use serde_json::Value;
+
+use crate::host::{Watch, assert_fails, wait};
 use crate::lab::{Lab, find, value};
 
 fn read(path: &str) -> String {
@@ -95,4 +101,34 @@ fn without_the_role_a_host_half_is_told_nothing_and_does_not_ask_again_at_once()
     let denied =
         samples.iter().find(|one| one.labels.get("outcome").is_some_and(|outcome| outcome == "denied"));
     assert!((denied.unwrap().value - 2.0).abs() < f64::EPSILON, "{denied:?}");
+}
+
+#[test]
+fn every_so_often_it_asks_again_until_nobody_reads_it() {
+    let lab = Lab::new();
+    let words = ["metrics", "web", "--every", "1s", "-o", "json"];
+    let watch = Watch::of(lab.host.ctl_command(&words));
+    let uptime = || {
+        let all: Value = serde_json::from_str(&watch.until(|_| true)).unwrap();
+        let is_it = |one: &&Value| one["name"] == "guestlet_guest_uptime_seconds";
+        all.as_array().unwrap().iter().find(is_it).unwrap()["value"].as_f64().unwrap()
+    };
+    let (first, second) = (uptime(), uptime());
+    // The kernel tells hundredths of a second.
+    assert!(second - first >= 0.98, "{first} {second}");
+
+    // A guest that is gone may come back: it says why, and goes on.
+    let said = lab.host.path("said");
+    let mut command = lab.host.ctl_command(&words);
+    command.stdout(Stdio::piped()).stderr(File::create(&said).unwrap());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    lab.signal("web", Signal::SIGKILL);
+    lab.host.until("it says why nothing comes", || !std::fs::read_to_string(&said).unwrap().is_empty());
+    assert!(child.try_wait().unwrap().is_none());
+    // Nobody reads it any more.
+    drop(lines);
+    assert!(wait(&mut child).success());
+    assert_fails(&lab.host.ctl(&["metrics", "nobody", "--every", "1s"]), 4, "nobody");
 }

@@ -318,13 +318,17 @@ pub enum Machine {
     /// Show what a guest measures of itself: processors, memory, pressure, file systems, disks, networks, units
     ///
     /// As Prometheus reads it (OpenMetrics), or with -o json a list of samples. docs/metrics.md has what each of them means, and how
-    /// Prometheus gets those of all guests from guestlet-host.
+    /// Prometheus gets those of all guests from guestlet-host. With --every the guest is asked again and again, with one list on a line
+    /// each time; when it cannot be asked for a while, standard error has why.
     #[command(
-        after_help = "Example:\n  guestctl metrics web-1 -o json | jq '.[] | select(.name | endswith(\"memory_available_bytes\")) | .value'"
+        after_help = "Examples:\n  guestctl metrics web-1 --every 10s -o json\n  guestctl metrics web-1 -o json | jq '.[] | select(.name | endswith(\"memory_available_bytes\")) | .value'"
     )]
     Metrics {
         /// The VM's name, as ls shows it
         name: String,
+        /// Ask again and again, so often, such as 10s; a second at least
+        #[arg(long, value_name = "SPAN", value_parser = parse_span)]
+        every: Option<Duration>,
     },
     /// Show who is logged in to a guest
     Users {
@@ -437,7 +441,9 @@ impl From<Machine> for Verb {
                 let last = lines.or(usual);
                 (name, Action::Logs(journal::Wish { units, since, last, priority, follow }))
             }
-            Machine::Metrics { name } => (name, Action::Metrics),
+            Machine::Metrics { name, every } => {
+                (name, Action::Metrics(every.map(|every| every.max(Duration::from_secs(1)))))
+            }
             Machine::Users { name } => (name, Action::Users),
             Machine::Passwd { name, user, crypted } => (name, Action::Password { user, crypted }),
             Machine::Keys(keys) => {

@@ -1,8 +1,11 @@
 //! `guestctl metrics`.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
+use std::time::Duration;
 
 use serde::Serialize;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 use super::{SOON, answer};
 use crate::ctl::Error;
@@ -21,20 +24,47 @@ struct Sample {
     value: f64,
 }
 
-/// Shows what the guest measures.
+/// Shows what the guest measures: once, or so often until somebody ends it or nobody reads it any more. Nothing is measured in between.
 ///
 /// # Errors
-/// If the guest cannot be asked.
-pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
-    let request = CollectMetricsRequest { name: name.clone() };
+/// If the guest cannot be asked the first time, or the daemon ends.
+pub async fn run(
+    daemon: &Daemon,
+    printer: &mut Printer,
+    name: String,
+    every: Option<Duration>,
+) -> Result<(), Error> {
+    let found = collect(daemon, &name).await?;
+    let Some(every) = every else { return Ok(printer.value(&samples(&found), || page(&name, &found))?) };
+    let mut ticks = interval_at(Instant::now() + every, every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut unread = pin!(Printer::unread());
+    let mut found = Ok(found);
+    loop {
+        match &found {
+            Ok(found) => printer.line(&samples(found), || page(&name, found).trim_end().to_owned())?,
+            // It may be there again the next time.
+            Err(error @ (Error::Call(_) | Error::Late(_))) => printer.note(&error.to_string()),
+            Err(_) => return found.map(drop),
+        }
+        found = tokio::select! {
+            () = &mut unread => return Ok(()),
+            found = async { ticks.tick().await; collect(daemon, &name).await } => found,
+        };
+    }
+}
+
+async fn collect(daemon: &Daemon, name: &str) -> Result<CollectMetricsResponse, Error> {
+    let request = CollectMetricsRequest { name: name.to_owned() };
     // A host half that is newer may tell more.
-    let found = clean(answer(daemon.metrics().collect_metrics(request), &name, SOON).await?);
-    Ok(printer.value(&samples(&found), || {
-        let mut text = String::new();
-        exposition::guests(&mut text, Format::OpenMetrics, &[(&name, &found)]);
-        exposition::end(&mut text, Format::OpenMetrics);
-        text
-    })?)
+    Ok(clean(answer(daemon.metrics().collect_metrics(request), name, SOON).await?))
+}
+
+fn page(name: &str, found: &CollectMetricsResponse) -> String {
+    let mut text = String::new();
+    exposition::guests(&mut text, Format::OpenMetrics, &[(name, found)]);
+    exposition::end(&mut text, Format::OpenMetrics);
+    text
 }
 
 fn samples(answer: &CollectMetricsResponse) -> Vec<Sample> {

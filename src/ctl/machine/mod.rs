@@ -62,8 +62,8 @@ pub enum Action {
     Time,
     /// Set it.
     SetTime(hardware::Clock),
-    /// Show what the guest measures.
-    Metrics,
+    /// Show what the guest measures: once, or so often.
+    Metrics(Option<Duration>),
     /// Show the processors.
     Processors,
     /// Switch some.
@@ -122,7 +122,7 @@ pub async fn run(daemon: Daemon, printer: &mut Printer, name: String, action: Ac
         Action::FileSystems => file_systems::list(&daemon, printer, name).await,
         Action::Time => hardware::time(&daemon, printer, name).await,
         Action::SetTime(clock) => hardware::set_time(&daemon, printer, name, clock).await,
-        Action::Metrics => metrics::run(&daemon, printer, name).await,
+        Action::Metrics(every) => metrics::run(&daemon, printer, name, every).await,
         Action::Processors => hardware::processors(&daemon, printer, name).await,
         Action::SwitchProcessors(switches) => {
             hardware::switch_processors(&daemon, printer, name, switches).await
