@@ -3,12 +3,14 @@
 //! what that answered.
 //!
 //! [`reports`] holds the verbs that only ask, [`machine`] those that change clock, processors and file systems,
-//! [`accounts`] those for users, [`power`] those that stop the guest.
+//! [`accounts`] those for users, [`snapshots`] those that take snapshots of a guest with a database, [`power`] those that stop the
+//! guest.
 
 mod accounts;
 mod machine;
 mod power;
 mod reports;
+mod snapshots;
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -37,7 +39,7 @@ fn virsh_drives_a_guest() {
     domain.run(&format!("ip link set {card} up && ip address replace {ADDRESS} dev {card}")).unwrap();
 
     let mut failed = String::new();
-    run(&domain, &[reports::CHECKS, machine::CHECKS, accounts::CHECKS], &mut failed);
+    run(&domain, &[reports::CHECKS, machine::CHECKS, accounts::CHECKS, snapshots::CHECKS], &mut failed);
     run(&domain, &[&[Check("(the words of libvirt)", &[], nothing_was_out_of_step)]], &mut failed);
     run(&domain, &[power::CHECKS], &mut failed);
     assert!(failed.is_empty(), "\n{failed}");
