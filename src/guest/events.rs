@@ -223,7 +223,7 @@ mod tests {
             match watcher.next().await {
                 News::Event(recorded) => match recorded.event {
                     Kind::ClockJumped(ClockJumped { milliseconds }) => {
-                        heard.push((recorded.sequence, milliseconds))
+                        heard.push((recorded.sequence, milliseconds));
                     }
                     ref other => panic!("{other:?}"),
                 },
