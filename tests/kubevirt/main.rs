@@ -25,6 +25,7 @@ mod components;
 #[allow(dead_code, reason = "each test program uses a part of it")]
 mod harvester;
 mod lab;
+#[allow(dead_code, reason = "each test program uses a part of it")]
 mod model;
 #[path = "../cluster/patience.rs"]
 mod patience;

@@ -86,6 +86,7 @@ mod controller;
 mod guests;
 mod identity;
 mod kubectl;
+mod kubectl_console;
 mod kubectl_ends;
 mod kubectl_exec;
 mod kubectl_nodes;

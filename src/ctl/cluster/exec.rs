@@ -179,7 +179,7 @@ fn exit_code(status: &Status) -> Option<i32> {
 }
 
 /// On one line, with nothing in it that moves the cursor.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines.join(" ").chars().map(|one| if one.is_control() { '\u{fffd}' } else { one }).collect()
 }

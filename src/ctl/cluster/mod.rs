@@ -7,6 +7,8 @@
 //!  info, ping, … ───── get ───▶ Guest ──status.host──▶ pod of that node ─┐
 //!  volumes ─────────── get ───▶ Lease ──holder───────▶ its pod ──────────┼─ pods/exec ─▶ guestctl proxy ─▶ admin socket
 //!  doctor, watch, … ── list ──▶ the pods of all nodes ───────────────────┘
+//!
+//!  console ─────────── get ───▶ KubeVirt's console of the VM
 //! ```
 //!
 //! What is said over that stream is what a guestctl in the pod would say on its socket, so that a verb is the same wherever it
@@ -15,6 +17,7 @@
 
 mod access;
 mod api;
+mod console;
 mod doctor;
 mod error;
 mod exec;
@@ -53,7 +56,7 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
     let namespace = access.namespace.clone().or_else(|| server.namespace.clone());
     complete(&mut verb, namespace.as_deref().unwrap_or(DEFAULT));
     if let Verb::Console { name, .. } = &verb {
-        return Err(super::console::of_a_cluster(name));
+        return console::run(&server, name).await;
     }
     let scope = namespace.filter(|_| !access.all_namespaces);
     let scope = match &mut verb {

@@ -7,36 +7,28 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::io::{self, Write as _};
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Status};
 
+use super::seat::{Seat, signals};
 use super::{ENDED, LOST, TAKEN_OVER};
 use crate::ctl::Error;
 use crate::ctl::client::Daemon;
 use crate::ctl::door::Door;
-use crate::ctl::exec::local::{self, Outputs, Written};
+use crate::ctl::exec::local::{Outputs, PART};
 use crate::ctl::outage::Outage;
 use crate::ctl::signals::Signals;
-use crate::sys::terminal::Changed;
 use crate::wire::proto::v1::console_closed::Reason;
 use crate::wire::proto::v1::from_console::Message as Told;
 use crate::wire::proto::v1::to_console::Message;
 use crate::wire::proto::v1::{ConsoleClosed, ConsoleOpened, ConsoleRequest, FromConsole, ToConsole};
 
-/// Ctrl-], as with other programs for consoles.
-const ESCAPE: u8 = 0x1d;
 /// Bytes of input that the hypervisor has not taken yet.
 const WINDOW: u64 = 64 << 10;
-/// Bytes that are read from standard input at once, at most; and bytes of one message.
-const PART: usize = 16 << 10;
-/// Bytes that wait to be written here: beyond that no more is taken, and guestlet-host keeps the newest.
-const MAX_WAITING: u64 = 1 << 20;
 /// How long it is tried to connect again.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long guestlet-host may take to open a console: longer than it waits for a hypervisor.
@@ -50,16 +42,10 @@ pub struct Client {
     outage: Outage,
     /// The console was open once.
     was_open: bool,
-    /// What is typed is passed on key by key.
-    raw: Option<Changed>,
-    /// What comes from standard input; nothing any more after its end.
-    input: Option<mpsc::Receiver<io::Result<Vec<u8>>>>,
+    seat: Seat,
     /// Bytes that this connection was sent, and those of them that have been handed to the hypervisor.
     sent: u64,
     taken: u64,
-    /// Bytes of output that came, and those of them that were written.
-    received: u64,
-    written: u64,
     /// Up to where messages of this connection reach that are not written yet.
     messages: VecDeque<u64>,
 }
@@ -91,12 +77,9 @@ impl Client {
             force,
             outage,
             was_open: false,
-            raw: None,
-            input: None,
+            seat: Seat::default(),
             sent: 0,
             taken: 0,
-            received: 0,
-            written: 0,
             messages: VecDeque::new(),
         }
     }
@@ -111,10 +94,7 @@ impl Client {
         let mut signals = signals().map_err(failed)?;
         let done = self.until_done(&mut outputs, &mut signals).await;
         // Before anything is said: the terminal is as it was.
-        if self.raw.take().is_some() {
-            // What the guest wrote last may not have ended its line. There is nobody else to tell.
-            let _ = io::stderr().write_all(b"\n");
-        }
+        self.seat.end();
         match done? {
             Done::Left => Ok(()),
             Done::Ended(words, code) => Err(Error::NotRun(words, code)),
@@ -128,13 +108,7 @@ impl Client {
                 Over::Done(Done::Left) => return Ok(Done::Left),
                 Over::Done(done) => {
                     // What came before the end is shown.
-                    while self.written < self.received {
-                        tokio::select! {
-                            biased;
-                            signal = signals.next() => return Err(Error::Ended(128 + signal)),
-                            written = outputs.written.recv() => if self.has_written(written)? { break },
-                        }
-                    }
+                    self.seat.show_rest(outputs, signals).await?;
                     return Ok(done);
                 }
                 Over::Lost(why) => self.outage.goes_on(why, Instant::now()),
@@ -202,13 +176,13 @@ impl Client {
                 biased;
                 signal = signals.next() => return Err(Error::Ended(128 + signal)),
                 written = outputs.written.recv() => {
-                    if self.has_written(written)? {
+                    if self.seat.has_written(written)? {
                         return Ok(Over::Done(Done::Left));
                     }
                     self.tell_taken(&requests);
                 },
-                part = next_part(&mut self.input), if may_read => {
-                    let (bytes, leaves) = self.read(part)?;
+                part = self.seat.next_part(), if may_read => {
+                    let (bytes, leaves) = self.seat.read(part)?;
                     if !bytes.is_empty() {
                         self.sent += bytes.len() as u64;
                         let _ = requests.send(said(Message::Input(bytes)));
@@ -217,7 +191,7 @@ impl Client {
                         return Ok(Over::Done(Done::Left));
                     }
                 },
-                answer = answers.message(), if self.received - self.written < MAX_WAITING => match answer {
+                answer = answers.message(), if self.seat.has_room() => match answer {
                     Ok(Some(FromConsole { message: Some(Told::Opened(opened)) })) => {
                         self.begin(&opened)?;
                         is_open = true;
@@ -241,20 +215,17 @@ impl Client {
         if is_again {
             let words = "connected to the console again; what the guest wrote meanwhile is lost";
             if self.outage.is_told() {
-                local::say(words, self.raw.is_some());
+                self.seat.say(words);
             }
             self.outage.ends();
             return Ok(());
         }
-        self.raw = local::raw().map_err(|error| Error::Read("the terminal".to_owned(), error))?;
-        self.input = Some(local::input().map_err(|error| Error::Read("standard input".to_owned(), error))?);
+        self.seat.begin()?;
         let ConsoleOpened { place, taken_from } = opened;
-        let is_raw = self.raw.is_some();
         if !taken_from.is_empty() {
-            local::say(&format!("the console was taken from {taken_from}"), is_raw);
+            self.seat.say(&format!("the console was taken from {taken_from}"));
         }
-        let end = if is_raw { "Ctrl-] leaves it" } else { "a signal such as SIGINT leaves it" };
-        local::say(&format!("connected to the console of {} at {place}; {end}", self.name), is_raw);
+        self.seat.greet(&self.name, place);
         Ok(())
     }
 
@@ -262,19 +233,17 @@ impl Client {
     fn take(&mut self, answer: FromConsole, outputs: &Outputs) -> Option<Done> {
         match answer.message {
             Some(Told::Output(bytes)) => {
-                let offset = self.received;
-                self.received += bytes.len() as u64;
-                self.messages.push_back(self.received);
-                outputs.write(0, offset, bytes);
+                let end = self.seat.show(bytes, outputs);
+                self.messages.push_back(end);
             }
             // No more than was sent, whatever is said.
             Some(Told::InputTaken(count)) => self.taken = count.clamp(self.taken, self.sent),
             Some(Told::Lost(count)) => {
-                self.messages.push_back(self.received);
+                self.messages.push_back(self.seat.received());
                 let words = format!(
                     "{count} bytes that the guest wrote are missing here: they came faster than they were read"
                 );
-                local::say(&words, self.raw.is_some());
+                self.seat.say(&words);
             }
             Some(Told::Closed(closed)) => return Some(self.closed(&closed)),
             Some(Told::Opened(_)) | None => {}
@@ -285,7 +254,7 @@ impl Client {
     /// Tells how many messages were dealt with, if some were.
     fn tell_taken(&mut self, requests: &mpsc::UnboundedSender<ToConsole>) {
         let mut count = 0;
-        while self.messages.front().is_some_and(|end| *end <= self.written) {
+        while self.messages.front().is_some_and(|end| *end <= self.seat.written()) {
             self.messages.pop_front();
             count += 1;
         }
@@ -321,7 +290,7 @@ impl Client {
         if unknown > 0 {
             let words =
                 format!("whether the last {unknown} bytes of the input have reached the guest is not known");
-            local::say(&words, self.raw.is_some());
+            self.seat.say(&words);
             (self.sent, self.taken) = (0, 0);
         }
         Over::Lost(why.to_owned())
@@ -345,30 +314,6 @@ impl Client {
         }
     }
 
-    /// What of a part of the input is for the guest, and whether whoever sits here leaves.
-    fn read(&mut self, part: io::Result<Vec<u8>>) -> Result<(Vec<u8>, bool), Error> {
-        let mut bytes = part.map_err(|error| Error::Read("standard input".to_owned(), error))?;
-        if bytes.is_empty() {
-            self.input = None;
-            // A terminal that has ended is one that nobody sits at.
-            return Ok((bytes, self.raw.is_some()));
-        }
-        let escape = bytes.iter().position(|byte| *byte == ESCAPE).filter(|_| self.raw.is_some());
-        bytes.truncate(escape.unwrap_or(bytes.len()));
-        Ok((bytes, escape.is_some()))
-    }
-
-    /// Something was written; whether nobody reads it any more.
-    fn has_written(&mut self, written: Option<Written>) -> Result<bool, Error> {
-        match written {
-            Some(Written::Up(0, before)) => self.written = before,
-            Some(Written::NoReader) | None => return Ok(true),
-            Some(Written::Failed(_, error)) => return Err(Error::Print(error)),
-            Some(Written::Up(..)) => {}
-        }
-        Ok(false)
-    }
-
     /// Does `work` without the console, unless whoever sits here leaves. What is typed meanwhile at a terminal is thrown away; other
     /// input waits.
     async fn unless_left<T>(
@@ -379,16 +324,16 @@ impl Client {
     ) -> Result<Option<T>, Error> {
         let mut work = pin!(work);
         loop {
-            let is_raw = self.raw.is_some();
+            let is_raw = self.seat.is_raw();
             tokio::select! {
                 biased;
                 signal = signals.next() => return Err(Error::Ended(128 + signal)),
-                written = outputs.written.recv() => if self.has_written(written)? { return Ok(None) },
-                part = next_part(&mut self.input), if is_raw => if self.read(part)?.1 { return Ok(None) },
+                written = outputs.written.recv() => if self.seat.has_written(written)? { return Ok(None) },
+                part = self.seat.next_part(), if is_raw => if self.seat.read(part)?.1 { return Ok(None) },
                 () = until(self.outage.tell_at()) => {
                     let why = self.outage.tell().to_owned();
                     let what = if is_raw { "keys are lost meanwhile, and Ctrl-] leaves" } else { "input waits" };
-                    local::say(&format!("{why}; trying to reach the console again ({what})"), is_raw);
+                    self.seat.say(&format!("{why}; trying to reach the console again ({what})"));
                 }
                 done = &mut work => return Ok(Some(done)),
             }
@@ -400,25 +345,10 @@ fn said(message: Message) -> ToConsole {
     ToConsole { message: Some(message) }
 }
 
-/// The next part of the input, while there is any.
-async fn next_part(input: &mut Option<mpsc::Receiver<io::Result<Vec<u8>>>>) -> io::Result<Vec<u8>> {
-    match input {
-        // Nothing comes after an error.
-        Some(parts) => parts.recv().await.unwrap_or(Ok(Vec::new())),
-        None => std::future::pending().await,
-    }
-}
-
 /// Completes at this time, if it is one.
 async fn until(when: Option<Instant>) {
     match when {
         Some(when) => tokio::time::sleep_until(when.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// Signals that end this program, by their numbers.
-fn signals() -> io::Result<Signals<u8>> {
-    let kinds = [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit(), SignalKind::terminate()];
-    Signals::hear(kinds.map(|kind| (u8::try_from(kind.as_raw_value()).unwrap_or_default(), kind)))
 }

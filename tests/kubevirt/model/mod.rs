@@ -10,13 +10,14 @@
 //! | [`kubelet`] | the scheduler and the kubelets, for these pods |
 //! | [`storage`] | the storage of the hosts: provisioner, resizer and attacher |
 //! | [`shares`] | Harvester's NFS servers |
-//! | [`subresources`], [`admission`] | virt-api |
+//! | [`subresources`], [`consoles`], [`admission`] | virt-api |
 //!
 //! [`world`] is the task with all objects, [`pace`] what tests have said of steps, [`journal`] what was done. To play one more
 //! thing: give it a file with an `impl World`, a line in `World::pass`, and steps of its own.
 
 pub mod admission;
 mod attachers;
+pub mod consoles;
 mod controller;
 pub mod domain;
 mod handler;
@@ -41,6 +42,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use self::consoles::{Consoles, Ports};
 use self::domain::Domain;
 use self::journal::Journal;
 use self::kubelet::HOSTNAME;
@@ -67,6 +69,7 @@ struct Shared {
     pace: Mutex<Pace>,
     journal: Mutex<Journal>,
     hosts: Mutex<Hosts>,
+    consoles: Consoles,
     changed: Notify,
 }
 
@@ -148,6 +151,7 @@ impl Model {
             pace: Mutex::new(Pace::new(USUAL)),
             journal: Mutex::default(),
             hosts: Mutex::default(),
+            consoles: Consoles::default(),
             changed: Notify::new(),
         });
         let (virt_api, world) = tokio::join!(
@@ -161,6 +165,11 @@ impl Model {
     /// What was done until now.
     pub fn journal(&self) -> Journal {
         self.shared.journal().clone()
+    }
+
+    /// The instance of this name, `NAMESPACE/NAME`, has a serial console from now on.
+    pub fn console(&self, name: &str) -> Ports {
+        self.shared.consoles.add(name)
     }
 
     /// How long each step takes.

@@ -1,4 +1,4 @@
-//! virt-api: the subresources addvolume and removevolume, behind the real API server, which asks for them as for any
+//! virt-api: the subresources addvolume, removevolume and console, behind the real API server, which asks for them as for any
 //! aggregated API and has decided before who may; and the webhook of [`admission`].
 
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ pub async fn serve(plane: &ControlPlane, api: &Api, shared: Arc<Shared>) -> Join
                 let Ok(stream) = acceptor.accept(stream).await else { return };
                 let answer = service_fn(|request| calls.answer(request));
                 let serving = hyper::server::conn::http1::Builder::new();
-                let _ = serving.serve_connection(TokioIo::new(stream), answer).await;
+                let _ = serving.serve_connection(TokioIo::new(stream), answer).with_upgrades().await;
             });
         }
     });
@@ -107,6 +107,17 @@ struct Refusal(StatusCode, String);
 
 impl Calls {
     async fn answer(&self, request: Request<Incoming>) -> hyper::Result<Response<String>> {
+        if let Some(answer) = self.console(&request).await {
+            let (status, message) = match answer {
+                Ok(console) => match self.shared.consoles.open(&console, request) {
+                    Some(response) => return Ok(response),
+                    None => (StatusCode::BAD_REQUEST, "No serial consoles are present.".to_owned()),
+                },
+                Err(Refusal(status, message)) => (status, message),
+            };
+            let answer = Response::builder().status(status).header("content-type", JSON);
+            return Ok(answer.body(refusal(status, &message).to_string()).expect("an answer"));
+        }
         let (head, body) = request.into_parts();
         let body = serde_json::from_slice(&read(body).await?).unwrap_or_default();
         let path = head.uri.path().to_owned();
@@ -131,6 +142,24 @@ impl Calls {
             ),
         };
         Ok(Response::builder().status(status).header("content-type", JSON).body(answer).expect("an answer"))
+    }
+
+    /// Whose console is asked for, if one is, and whether it has one.
+    async fn console(&self, request: &Request<Incoming>) -> Option<Result<String, Refusal>> {
+        let rest = request.uri().path().strip_prefix(GROUP)?;
+        let parts: Vec<_> = rest.trim_start_matches('/').split('/').collect();
+        let ["namespaces", namespace, "virtualmachineinstances", name, "console"] = parts[..] else {
+            return None;
+        };
+        let key = format!("{namespace}/{name}");
+        Some(match self.api.get(&Kind::Vmi.path(&key)).await {
+            Some(instance) if instance["status"]["phase"] == "Running" => Ok(key),
+            Some(_) => Err(Refusal(StatusCode::BAD_REQUEST, "VMI is not running".to_owned())),
+            None => {
+                let message = format!("virtualmachineinstance.kubevirt.io \"{name}\" not found");
+                Err(Refusal(StatusCode::NOT_FOUND, message))
+            }
+        })
     }
 
     async fn change(

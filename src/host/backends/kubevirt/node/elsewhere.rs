@@ -59,7 +59,7 @@ impl Consoles for Elsewhere {
     fn open(&self, vm: &str) -> consoles::Answer {
         let (namespace, name) = vm.split_once('/').unwrap_or(("default", vm));
         let words = format!(
-            "the consoles of a Kubernetes cluster's VMs are KubeVirt's: virtctl console --namespace {namespace} {name}"
+            "the consoles of a Kubernetes cluster's VMs are KubeVirt's: kubectl guestlet console --namespace {namespace} {name}"
         );
         Box::pin(async move { Err(ConsoleError::Elsewhere(words)) })
     }

@@ -1,0 +1,310 @@
+//! The serial console of a VM on KubeVirt: a WebSocket of virt-api, behind the API server, which passes it on and decides who may.
+//!
+//! ```text
+//! seat ◀──messages──▶ API server ◀──▶ virt-api ◀──▶ virt-handler ◀──▶ QEMU
+//! ```
+//!
+//! KubeVirt gives a console to whoever opened it last, and closes the connection of whoever had it without a word. So a connection
+//! that has ended is not made again: two that did so would take the console from each other for ever.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::time::Duration;
+
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use http::{HeaderMap, Request, Response, StatusCode, header};
+use hyper::body::Body as _;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use kube::api::{Api, DynamicObject};
+use kube::client::Body;
+use kube::core::{ApiResource, GroupVersionKind, Status};
+use tokio::sync::mpsc;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{self, Message};
+
+use super::Error;
+use super::access::ApiServer;
+use super::api::Asked;
+use super::exec::printable;
+use crate::ctl;
+use crate::ctl::console::seat::{Seat, signals};
+use crate::ctl::console::{ENDED, LOST};
+use crate::ctl::exec::local::Outputs;
+
+/// The bytes of a console are in messages as they are.
+const PROTOCOL: &str = "plain.kubevirt.io";
+/// Bytes of a refusal that are read.
+const MOST_REFUSAL: usize = 64 << 10;
+/// Bytes of a message.
+const MOST_MESSAGE: usize = 1 << 20;
+/// How often the connection is used, so that nobody on the way takes it for one that nobody needs.
+const PING: Duration = Duration::from_secs(20);
+/// How often, and how many times, it is asked whether the VM has ended: KubeVirt says so some time after the console is closed.
+const AGAIN: Duration = Duration::from_secs(1);
+const TIMES: usize = 5;
+
+type Socket = WebSocketStream<TokioIo<Upgraded>>;
+
+/// How it is over.
+enum Over {
+    /// Whoever sits here has left, or nobody reads the output.
+    Left,
+    /// The connection has ended, for this reason.
+    Lost(String),
+}
+
+/// Until the console of the VM of this name, `NAMESPACE/NAME`, is left.
+///
+/// # Errors
+/// If it cannot be opened; when it is over for another reason than the wish of whoever sits at it.
+pub async fn run(server: &ApiServer, name: &str) -> Result<(), ctl::Error> {
+    let failed = |error| ctl::Error::Read("standard input".to_owned(), error);
+    let mut outputs = Outputs::start().map_err(failed)?;
+    let mut signals = signals().map_err(failed)?;
+    let (namespace, vm) = name.split_once('/').unwrap_or(("default", name));
+    if !is_name(namespace) || !is_name(vm) {
+        return Err(Error::UnknownGuest { name: name.to_owned(), similar: Vec::new() }.into());
+    }
+    let asked = Asked {
+        what: "open the console",
+        verb: "get",
+        resource: "virtualmachineinstances/console.subresources.kubevirt.io",
+        namespace: Some(namespace),
+        role: "KubeVirt's kubevirt.io:edit or kubevirt.io:admin, by a RoleBinding there",
+    };
+    let socket = tokio::select! {
+        socket = server.ask(asked, open(server, namespace, vm)) => socket?,
+        signal = signals.next() => return Err(ctl::Error::Ended(128 + signal)),
+    };
+    let mut seat = Seat::default();
+    seat.begin()?;
+    seat.greet(name, &server.url);
+    let over = converse(socket, &mut seat, &mut outputs, &mut signals).await;
+    if matches!(over, Ok(Over::Lost(_))) {
+        seat.show_rest(&mut outputs, &mut signals).await?;
+    }
+    // Before anything is said: the terminal is as it was.
+    seat.end();
+    match over? {
+        Over::Left => Ok(()),
+        Over::Lost(why) => Err(tokio::select! {
+            error = ended(server, namespace, vm, &why) => error,
+            signal = signals.next() => ctl::Error::Ended(128 + signal),
+        }),
+    }
+}
+
+/// Whether it may be a name in Kubernetes, and so a part of a path.
+fn is_name(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    text.bytes().all(is_plain) && text.starts_with(|first: char| first.is_ascii_alphanumeric())
+}
+
+/// Asks for the console.
+async fn open(server: &ApiServer, namespace: &str, vm: &str) -> Result<Socket, kube::Error> {
+    let key = generate_key();
+    let path = format!(
+        "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{vm}/console"
+    );
+    let request = Request::get(path)
+        .header(header::CONNECTION, "Upgrade")
+        .header(header::UPGRADE, "websocket")
+        .header(header::SEC_WEBSOCKET_VERSION, "13")
+        .header(header::SEC_WEBSOCKET_KEY, &key)
+        .header(header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL)
+        .body(Body::empty())
+        .map_err(kube::Error::HttpError)?;
+    let response = server.client.send(request).await?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Err(refusal(response).await);
+    }
+    if let Some(why) = flaw(response.headers(), &key) {
+        return Err(kube::Error::Api(Status::failure(why, "WebSocket").boxed()));
+    }
+    let upgraded = hyper::upgrade::on(response)
+        .await
+        .map_err(|error| kube::Error::Api(Status::failure(&error.to_string(), "WebSocket").boxed()))?;
+    let limits =
+        WebSocketConfig::default().max_message_size(Some(MOST_MESSAGE)).max_frame_size(Some(MOST_MESSAGE));
+    Ok(WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, Some(limits)).await)
+}
+
+/// Why an answer that agrees to a WebSocket is not one to this request (RFC 6455, section 4.1).
+fn flaw(headers: &HeaderMap, key: &str) -> Option<&'static str> {
+    let has = |name, value: &str| {
+        headers
+            .get(name)
+            .and_then(|text| text.to_str().ok())
+            .is_some_and(|text| text.eq_ignore_ascii_case(value))
+    };
+    if !has(header::UPGRADE, "websocket") || !has(header::CONNECTION, "Upgrade") {
+        return Some("the answer switches to something else than a WebSocket");
+    }
+    let accepted = headers.get(header::SEC_WEBSOCKET_ACCEPT).map(http::HeaderValue::as_bytes);
+    if accepted != Some(derive_accept_key(key.as_bytes()).as_bytes()) {
+        return Some("the answer is to another request for a WebSocket");
+    }
+    (!has(header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL))
+        .then_some("the answer is of another protocol than plain.kubevirt.io")
+}
+
+/// What an answer says that does not agree.
+async fn refusal(response: Response<Body>) -> kube::Error {
+    let code = response.status().as_u16();
+    let (mut body, mut bytes) = (response.into_body(), Vec::new());
+    while let Some(Ok(frame)) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let data = frame.into_data().unwrap_or_default();
+        bytes.extend_from_slice(&data);
+        if bytes.len() > MOST_REFUSAL {
+            bytes.truncate(MOST_REFUSAL);
+            break;
+        }
+    }
+    let status = serde_json::from_slice::<Status>(&bytes);
+    let status =
+        status.unwrap_or_else(|_| Status::failure(String::from_utf8_lossy(&bytes).trim(), "Refused"));
+    kube::Error::Api(status.with_code(code).boxed())
+}
+
+async fn converse(
+    socket: Socket,
+    seat: &mut Seat,
+    outputs: &mut Outputs,
+    signals: &mut ctl::signals::Signals<u8>,
+) -> Result<Over, ctl::Error> {
+    let (sink, mut messages) = socket.split();
+    // One part of the input is on its way, and room for a ping.
+    let (to_send, queue) = mpsc::channel(2);
+    let mut sending = pin!(send(sink, queue));
+    let mut ping = tokio::time::interval(PING);
+    let mut permit = None;
+    loop {
+        tokio::select! {
+            biased;
+            signal = signals.next() => return Err(ctl::Error::Ended(128 + signal)),
+            written = outputs.written.recv() => if seat.has_written(written)? { return Ok(Over::Left) },
+            why = &mut sending => return Ok(Over::Lost(why)),
+            free = to_send.clone().reserve_owned(), if permit.is_none() => permit = free.ok(),
+            part = seat.next_part(), if permit.is_some() => {
+                let (bytes, leaves) = seat.read(part)?;
+                if leaves {
+                    return Ok(Over::Left);
+                }
+                if let Some(permit) = permit.take().filter(|_| !bytes.is_empty()) {
+                    permit.send(Message::Binary(bytes.into()));
+                }
+            }
+            message = next(&mut messages), if seat.has_room() => match message {
+                Ok(bytes) => { seat.show(bytes, outputs); }
+                Err(why) => return Ok(Over::Lost(why)),
+            },
+            _ = ping.tick() => {
+                // If there is no room, the connection is in use.
+                let _ = to_send.try_send(Message::Ping(Vec::new().into()));
+            }
+        }
+    }
+}
+
+/// Sends what is in the queue, until that fails: why.
+async fn send(mut sink: SplitSink<Socket, Message>, mut queue: mpsc::Receiver<Message>) -> String {
+    while let Some(message) = queue.recv().await {
+        if let Err(error) = sink.send(message).await {
+            return words(&error);
+        }
+    }
+    std::future::pending().await
+}
+
+/// What the guest wrote next, or why there is no more.
+async fn next(messages: &mut SplitStream<Socket>) -> Result<Vec<u8>, String> {
+    loop {
+        match messages.next().await {
+            Some(Ok(Message::Binary(bytes))) => return Ok(bytes.into()),
+            Some(Ok(Message::Text(text))) => return Ok(text.as_bytes().to_vec()),
+            Some(Ok(Message::Close(Some(frame)))) if !frame.reason.is_empty() => {
+                return Err(format!("it was closed: {}", printable(&frame.reason)));
+            }
+            Some(Ok(Message::Close(_))) | None => return Err("it was closed".to_owned()),
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Err(words(&error)),
+        }
+    }
+}
+
+fn words(error: &tungstenite::Error) -> String {
+    match error {
+        tungstenite::Error::Protocol(tungstenite::error::ProtocolError::ResetWithoutClosingHandshake) => {
+            "it was closed without a word".to_owned()
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Why a console has ended, as far as it is known.
+async fn ended(server: &ApiServer, namespace: &str, vm: &str, why: &str) -> ctl::Error {
+    let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "virtualmachineinstances");
+    let instances: Api<DynamicObject> = Api::namespaced_with(server.client.clone(), namespace, &resource);
+    let asked = Asked {
+        what: "read the VirtualMachineInstance",
+        verb: "get",
+        resource: "virtualmachineinstances.kubevirt.io",
+        namespace: Some(namespace),
+        role: "KubeVirt's kubevirt.io:view",
+    };
+    for _ in 0..TIMES {
+        let has_ended = match server.ask(asked, instances.get_opt(vm)).await {
+            Ok(Some(instance)) => {
+                let phase = &instance.data["status"]["phase"];
+                instance.metadata.deletion_timestamp.is_some() || phase == "Succeeded" || phase == "Failed"
+            }
+            Ok(None) => true,
+            // It is not known, and not asked again.
+            Err(_) => break,
+        };
+        if has_ended {
+            return ctl::Error::NotRun(format!("the VM {namespace}/{vm} has ended"), ENDED);
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    let words = format!(
+        "lost the console of {namespace}/{vm}: {why}; KubeVirt gives it to whoever opened it last, so somebody else may have it now"
+    );
+    ctl::Error::NotRun(words, LOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_to_this_request_and_of_this_protocol() {
+        // The example of RFC 6455, section 1.3.
+        let (key, accepted) = ("dGhlIHNhbXBsZSBub25jZQ==", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        let headers = |list: [&'static str; 4]| {
+            let names = [
+                header::UPGRADE,
+                header::CONNECTION,
+                header::SEC_WEBSOCKET_ACCEPT,
+                header::SEC_WEBSOCKET_PROTOCOL,
+            ];
+            let values = list.map(|value| value.parse().unwrap());
+            names.into_iter().zip(values).collect::<HeaderMap>()
+        };
+        assert_eq!(flaw(&headers(["WebSocket", "upgrade", accepted, PROTOCOL]), key), None);
+        for (list, words) in [
+            (["h2c", "upgrade", accepted, PROTOCOL], "something else"),
+            (["websocket", "close", accepted, PROTOCOL], "something else"),
+            (["websocket", "upgrade", "x", PROTOCOL], "another request"),
+            (["websocket", "upgrade", accepted, "v4.channel.k8s.io"], "another protocol"),
+        ] {
+            assert!(flaw(&headers(list), key).unwrap().contains(words), "{list:?}");
+        }
+    }
+}
