@@ -4,6 +4,7 @@
 //! waited for until a deadline; one that still hangs is not asked again before it has answered; and only so many are asked at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -42,8 +43,10 @@ const READ_ONLY: [&str; 3] = ["ro", "emergency_ro", "shutdown"];
 /// A file system that is to be asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::guest) struct Probed {
-    /// The number of its mount.
+    /// The number of its mount, which is one of those that it may have.
     pub(in crate::guest) id: u64,
+    /// Major and minor number, as long as it is mounted anywhere.
+    pub(in crate::guest) device: (u32, u32),
     path: PathBuf,
     pub(in crate::guest) mount_point: String,
     /// Such as `/dev/vda1`.
@@ -61,6 +64,7 @@ impl Probed {
     pub(in crate::guest) fn for_tests(id: u64) -> Self {
         Self {
             id,
+            device: (254, u32::try_from(id).unwrap_or_default()),
             path: format!("/{id}").into(),
             mount_point: format!("/{id}"),
             source: "/dev/vda".into(),
@@ -73,15 +77,18 @@ impl Probed {
 }
 
 /// The file systems that are mounted, each once, those on disks first.
-pub(in crate::guest) fn mounts(root: &Root) -> Vec<Probed> {
-    let list = root.read_at_most("/proc/self/mountinfo", MOST_BYTES).unwrap_or_default();
+///
+/// # Errors
+/// If the list of mounts cannot be read, or is longer than 8 MiB.
+pub(in crate::guest) fn mounts(root: &Root) -> io::Result<Vec<Probed>> {
+    let list = root.read_at_most("/proc/self/mountinfo", MOST_BYTES)?;
     let mut found = chosen(mountinfo::parse(&list));
     for (mount, probed) in &mut found {
         if mount.kind == "ext4" {
             probed.errors = errors(root, mount.device);
         }
     }
-    found.into_iter().map(|(_, probed)| probed).collect()
+    Ok(found.into_iter().map(|(_, probed)| probed).collect())
 }
 
 fn errors(root: &Root, (major, minor): (u32, u32)) -> Option<u64> {
@@ -112,8 +119,9 @@ fn chosen(mounts: Vec<Mount>) -> Vec<(Mount, Probed)> {
         let is_on_disks = mount.device.0 != 0 || ON_DISKS_OF_THIS.contains(&mount.kind.as_str());
         let (path, mount_point) = (mount.path.clone(), mount.mount_point.clone());
         let (kind, source) = (mount.kind.clone(), mount.source.clone());
-        let id = mount.id;
-        let probed = Probed { id, path, mount_point, source, kind, is_read_only, is_on_disks, errors: None };
+        let (id, device) = (mount.id, mount.device);
+        let probed =
+            Probed { id, device, path, mount_point, source, kind, is_read_only, is_on_disks, errors: None };
         (mount, probed)
     };
     let mut all: Vec<_> = by_device.into_values().map(probed).collect();
@@ -165,7 +173,7 @@ impl Prober {
         &self,
         mounts: Vec<Probed>,
         within: Duration,
-        ask: impl Fn(&std::path::Path) -> std::io::Result<Usage> + Clone + Send + 'static,
+        ask: impl Fn(&std::path::Path) -> io::Result<Usage> + Clone + Send + 'static,
         root: &Root,
     ) -> (Things, u64) {
         let (answers, unresponsive) = self.ask_all(mounts, within, ask, root).await;
@@ -185,7 +193,7 @@ impl Prober {
         &self,
         mounts: Vec<Probed>,
         within: Duration,
-        ask: impl Fn(&std::path::Path) -> std::io::Result<Usage> + Clone + Send + 'static,
+        ask: impl Fn(&std::path::Path) -> io::Result<Usage> + Clone + Send + 'static,
         root: &Root,
     ) -> (Vec<(Probed, Usage)>, u64) {
         let end = Instant::now() + within;
@@ -215,8 +223,8 @@ impl Prober {
     async fn ask(
         &self,
         probed: &Probed,
-        ask: impl FnOnce() -> std::io::Result<Usage> + Send + 'static,
-    ) -> Option<std::io::Result<Usage>> {
+        ask: impl FnOnce() -> io::Result<Usage> + Send + 'static,
+    ) -> Option<io::Result<Usage>> {
         if self.asked.lock().unwrap_or_else(PoisonError::into_inner).contains(&probed.id) {
             return None;
         }
@@ -314,7 +322,7 @@ mod tests {
         }
         std::os::unix::fs::symlink("../../devices/x/vda/vda1", folder.path().join("sys/dev/block/254:1"))
             .unwrap();
-        let errors: Vec<_> = mounts(&root).into_iter().map(|one| one.errors).collect();
+        let errors: Vec<_> = mounts(&root).unwrap().into_iter().map(|one| one.errors).collect();
         assert_eq!(errors, [Some(3), None, None, None, None]);
     }
 

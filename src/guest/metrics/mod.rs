@@ -147,7 +147,7 @@ fn read(root: &Root, before: &mut units::Before) -> Read {
         interfaces: network::samples(&interfaces, |name| has_device("/sys/class/net", name)),
         units: units::samples(root, before),
         sensors: sensors::samples(root),
-        mounts: file_systems::mounts(root),
+        mounts: file_systems::mounts(root).unwrap_or_default(),
     }
 }
 

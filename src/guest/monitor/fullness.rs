@@ -47,7 +47,14 @@ pub(super) async fn watch(guest: Guest, settings: Settings) -> io::Result<Infall
         // The start of the agent is not held up, and what changes by the second is looked at by the tick.
         guest.events.next_tick().await;
         let root = guest.root.clone();
-        let found = blocking::run(move || mounts(&root)).await;
+        let found = match blocking::run(move || mounts(&root)).await {
+            Ok(found) => found,
+            Err(error) => {
+                // What was told still holds, as far as is known.
+                tracing::debug!("cannot look at file systems: {error}");
+                continue;
+            }
+        };
         let events = known.turned(&found);
         let writable = found.into_iter().filter(|one| !one.is_read_only).collect();
         let answers = prober.usages(&guest.root, writable).await;
@@ -66,11 +73,11 @@ pub(super) async fn watch(guest: Guest, settings: Settings) -> io::Result<Infall
     }
 }
 
-/// What tells a file system from others: its mount, whose number may be given again.
-type Key = (u64, String, String);
+/// What tells a file system from others, wherever it is mounted.
+type Key = ((u32, u32), String);
 
 fn key(probed: &Probed) -> Key {
-    (probed.id, probed.source.clone(), probed.mount_point.clone())
+    (probed.device, probed.source.clone())
 }
 
 /// What was told of file systems that are mounted.
@@ -79,6 +86,8 @@ struct Known(BTreeMap<Key, Told>);
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Told {
+    /// Which of its mounts was looked at. Another one may be read-only by itself, such as that of a pod.
+    mount: u64,
     is_read_only: bool,
     is_filling: bool,
 }
@@ -89,15 +98,16 @@ impl Known {
         let before = std::mem::take(&mut self.0);
         let mut events = Vec::new();
         for probed in found {
-            let is_read_only = probed.is_read_only;
+            let (mount, is_read_only) = (probed.id, probed.is_read_only);
             let key = key(probed);
             let told = before.get(&key).copied();
-            if told.is_some_and(|told| told.is_read_only != is_read_only) {
+            if told.is_some_and(|told| told.mount == mount && told.is_read_only != is_read_only) {
                 let read_only =
                     FileSystemReadOnly { file_system: Some(message(probed)), read_only: is_read_only };
                 events.push(read_only.into());
             }
-            self.0.insert(key, Told { is_read_only, is_filling: told.is_some_and(|told| told.is_filling) });
+            let is_filling = told.is_some_and(|told| told.is_filling);
+            self.0.insert(key, Told { mount, is_read_only, is_filling });
         }
         events
     }
@@ -192,6 +202,11 @@ mod tests {
         assert_eq!(known.turned(std::slice::from_ref(&one)), []);
         assert_eq!(known.filled(&[], 90), []);
         assert_eq!(known.filled(&[(one.clone(), usage(90, 0))], 90), []);
+        // It is mounted for a pod, too, and looked at there.
+        let mut elsewhere = one.clone();
+        (elsewhere.id, elsewhere.mount_point) = (7, "/p".into());
+        assert_eq!(known.turned(std::slice::from_ref(&elsewhere)), []);
+        assert_eq!(known.filled(&[(elsewhere, usage(90, 0))], 90), []);
         // Another one is mounted there.
         assert_eq!(known.turned(&[probed(2, false)]), []);
         assert_eq!(known.filled(&[(one, usage(90, 0))], 90), []);
@@ -207,6 +222,9 @@ mod tests {
         assert_eq!(known.turned(&[probed(1, true), probed(2, true)]), []);
         let turned = known.turned(&[probed(1, false), probed(2, true)]);
         assert_eq!(words(&turned), ["file system can be written to again: /1 (ext4 from /dev/vda)"]);
+        let mut elsewhere = probed(1, true);
+        elsewhere.id = 7;
+        assert_eq!(known.turned(&[elsewhere]), [], "another mount of it is read-only");
         assert_eq!(known.turned(&[]), []);
         assert_eq!(known.turned(&[probed(1, true)]), [], "it was mounted again");
     }
