@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::write(Path::new(&out).join("descriptors.binpb"), descriptors.encode_to_vec())?;
     let messages = Messages::of_api(&descriptors);
     #[allow(clippy::disallowed_methods, reason = "a build script has no other way to write")]
-    std::fs::write(Path::new(&out).join("messages.rs"), messages.tables())?;
+    std::fs::write(Path::new(&out).join("messages.rs"), messages.tables()?)?;
     let mut configured = tonic_prost_build::configure();
     for path in messages.printed() {
         configured = configured.type_attribute(path, "#[derive(serde::Serialize)]");
@@ -90,6 +90,9 @@ const LIMITED: [(&str, &str); 6] = [
     ("NetworkInterface.addresses", "Addresses"),
 ];
 
+/// What programs read of each event beside its own fields, which are called otherwise therefore.
+const OF_ALL_EVENTS: [&str; 5] = ["event", "guest_time", "name", "sequence", "time"];
+
 /// The messages of guestlet.v1, by their names.
 struct Messages<'d>(BTreeMap<&'d str, &'d DescriptorProto>);
 
@@ -131,12 +134,23 @@ impl<'d> Messages<'d> {
 
     /// Two lists for macros of src/: `event_kinds` has all kinds of events, `messages` all messages that events and [`OTHERS`]
     /// have, with the fields that take memory of their own.
-    fn tables(&self) -> String {
+    ///
+    /// # Errors
+    /// If there is something in a message that nobody would bound or show.
+    fn tables(&self) -> Result<String, String> {
         let mut kinds = String::new();
         let mut found = BTreeMap::new();
         for (field, message) in self.kinds().filter_map(|field| Some((field, Self::within(field)?))) {
             // Writing to a String cannot fail.
             let _ = writeln!(kinds, "{message} {:?} = {};", field.name().replace('_', "-"), field.number());
+            if let Some(taken) =
+                self.fields(message).iter().find(|field| OF_ALL_EVENTS.contains(&field.name()))
+            {
+                return Err(format!(
+                    "{message}.{}: all events have this key; name the field otherwise",
+                    taken.name()
+                ));
+            }
             self.collect(message, "", &mut found);
         }
         for name in OTHERS {
@@ -144,18 +158,18 @@ impl<'d> Messages<'d> {
         }
         let mut messages = String::new();
         for (name, message) in &found {
-            let fields: String = message.field.iter().filter_map(|field| row(name, message, field)).collect();
-            let _ = writeln!(messages, "{name} {{ {fields} }}");
+            let rows = message.field.iter().map(|field| row(name, message, field));
+            let _ = writeln!(messages, "{name} {{ {} }}", rows.collect::<Result<String, _>>()?);
         }
         let list = |name: &str, rows: String| {
             format!("macro_rules! {name} {{ ($callback:ident) => {{ $callback! {{\n{rows}}} }}; }}\n")
         };
-        list("event_kinds", kinds) + &list("messages", messages)
+        Ok(list("event_kinds", kinds) + &list("messages", messages))
     }
 }
 
-/// A field as `name: kind (message, limit) = number;`; none for what is within the message itself, such as a number.
-fn row(of: &str, message: &DescriptorProto, field: &FieldDescriptorProto) -> Option<String> {
+/// A field as `name: kind (message, limit) = number;`; empty for what is within the message itself, such as a number.
+fn row(of: &str, message: &DescriptorProto, field: &FieldDescriptorProto) -> Result<String, String> {
     let name = if field.name() == "type" { "r#type" } else { field.name() };
     let is_list = field.label() == Label::Repeated;
     let is_map = || {
@@ -167,9 +181,15 @@ fn row(of: &str, message: &DescriptorProto, field: &FieldDescriptorProto) -> Opt
         (Type::String, _) => ("text", "None"),
         (Type::Message, Some(_)) if is_map() => ("map", "None"),
         (Type::Message, Some(inner)) => (if is_list { "many" } else { "one" }, inner),
-        _ => return None,
+        (Type::Bytes, _) => {
+            return Err(format!("{of}.{name}: the memory of bytes is not counted; add a kind of field"));
+        }
+        _ if is_list => {
+            return Err(format!("{of}.{name}: the memory of such lists is not counted; add a kind of field"));
+        }
+        _ => return Ok(String::new()),
     };
     let path = format!("{of}.{}", field.name());
     let limit = LIMITED.iter().find(|(limited, _)| *limited == path).map_or("None", |(_, limit)| limit);
-    Some(format!("{name}: {kind} ({inner}, {limit}) = {};", field.number()))
+    Ok(format!("{name}: {kind} ({inner}, {limit}) = {};", field.number()))
 }
