@@ -126,9 +126,9 @@ fn what_is_wrong_in_a_guest_is_seen_on_the_host_and_raises_alerts() {
         // What has happened once is over between two.
         (is_waiting && pages.len() > 1).then_some(())
     });
+    waits.unwrap_or_else(|error| panic!("{error}: {:#?}", first.series));
     let (before, last) = (&pages[0], &first);
     let first = pages.last().unwrap();
-    waits.unwrap_or_else(|error| panic!("{error}: {:#?}", last.series));
     assert!(
         (last.value("oom_kills_total", &[]) - kills - 1.0).abs() < 0.5,
         "one was killed, and is counted once"
