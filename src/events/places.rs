@@ -12,7 +12,8 @@ use crate::wire::proto::v1::{
 impl Happening for TopologyChanged {
     fn words(&self) -> String {
         let topology = self.topology.as_ref();
-        let has_only_a_host = topology.is_some_and(|it| it.region.is_empty() && it.zone.is_empty());
+        let has_only_a_host =
+            topology.is_some_and(|it| it.region.is_empty() && it.zone.is_empty() && !it.host.is_empty());
         format!("runs {}{}", if has_only_a_host { "" } else { "in " }, words(topology))
     }
 
@@ -74,7 +75,8 @@ impl Happening for HealthChanged {
 
 /// Such as `region eu, zone a, on host-1`.
 pub fn words(topology: Option<&Topology>) -> String {
-    let Some(topology) = topology else { return "an unknown place".to_owned() };
+    const UNKNOWN: &str = "an unknown place";
+    let Some(topology) = topology else { return UNKNOWN.to_owned() };
     let mut words = Vec::new();
     for (name, value) in [("region ", &topology.region), ("zone ", &topology.zone), ("on ", &topology.host)] {
         if !value.is_empty() {
@@ -82,7 +84,7 @@ pub fn words(topology: Option<&Topology>) -> String {
         }
     }
     words.extend(labels(topology));
-    if words.is_empty() { "at no known place".to_owned() } else { words.join(", ") }
+    if words.is_empty() { UNKNOWN.to_owned() } else { words.join(", ") }
 }
 
 /// Its labels as `key=value`, in their order.
