@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::metrics::recent::Recent;
 use crate::wire::proto::v1::{CollectMetricsResponse, RecentMetrics};
 
-/// Of all guests: some 3 KiB of each of which metrics were asked for lately.
+/// Of all guests: some 4 KiB of each of which metrics were asked for lately.
 #[derive(Debug, Default)]
 pub struct Recents(Mutex<BTreeMap<String, Recent>>);
 

@@ -64,7 +64,7 @@ families! {
     CLOCK_OFFSET Gauge "clock_offset_seconds" "seconds" [] "What the clock is corrected by, as whoever keeps it right has told the kernel." "adjtimex(2)";
     CLOCK_MAX_ERROR Gauge "clock_max_error_seconds" "seconds" [] "How wrong the clock may be at most." "adjtimex(2)";
     UNRESPONSIVE Gauge "filesystems_unresponsive" "" [] "File systems that did not say in time how full they are; these have no other series." "statvfs(3)";
-    LEFT_OUT Gauge "left_out" "" ["kind"] "File systems, disks, interfaces, units and sensors for which there was no room." "the agent";
+    LEFT_OUT Gauge "left_out" "" ["kind"] "File systems, disks, interfaces, units, sensors and GPUs for which there was no room." "the agent";
     UNIT_FAILED Gauge "unit_failed" "" ["unit"] "1; a unit that has failed, ten at most." "systemd (D-Bus)";
     FS_SIZE Gauge "filesystem_size_bytes" "bytes" ["mountpoint", "fstype"] "Size of a file system." "statvfs(3)";
     FS_AVAILABLE Gauge "filesystem_available_bytes" "bytes" ["mountpoint", "fstype"] "What users other than root can still write to it." "statvfs(3)";
@@ -72,6 +72,7 @@ families! {
     FS_INODES_FREE Gauge "filesystem_inodes_free" "" ["mountpoint", "fstype"] "How many more files it can hold." "statvfs(3)";
     FS_READ_ONLY Gauge "filesystem_readonly" "" ["mountpoint", "fstype"] "1 if it is mounted read-only, or the kernel says that it has made it so after an error; many kernels do not say that of ext4, whose errors are counted." "/proc/self/mountinfo";
     FS_ERRORS Counter "filesystem_errors" "" ["mountpoint", "fstype"] "Errors that are written in it since it was last checked (ext4)." "/sys/fs/ext4";
+    DISK_INFO Gauge "disk_info" "" ["device", "serial"] "1; the serial number of a disk, by which it is found among those of the hypervisor; absent of a disk without one." "the monitor of disks";
     DISK_READS Counter "disk_reads" "" ["device"] "Requests to read that a disk completed." "/proc/diskstats";
     DISK_WRITES Counter "disk_writes" "" ["device"] "Requests to write that it completed." "/proc/diskstats";
     DISK_READ_BYTES Counter "disk_read_bytes" "bytes" ["device"] "Bytes that were read." "/proc/diskstats";
@@ -92,6 +93,11 @@ families! {
     UNIT_PRESSURE Counter "unit_pressure_waiting_seconds" "seconds" ["unit", "resource"] "Time in which at least one task of a unit waited for cpu, memory or io." "cgroups, version 2";
     UNIT_OOM_KILLS Counter "unit_oom_kills" "" ["unit"] "Processes of a unit that the kernel killed for want of memory." "cgroups, version 2";
     TEMPERATURE Gauge "temperature_celsius" "celsius" ["sensor"] "What a sensor shows." "/sys/class/hwmon, /sys/class/thermal";
+    GPU_SUSPENDED Gauge "gpu_suspended" "" ["gpu", "driver"] "1 while a GPU of amdgpu, i915 or xe has suspended itself. It is not woken: its other series are absent then." "/sys/class/drm";
+    GPU_BUSY Gauge "gpu_busy_ratio" "ratio" ["gpu"] "Part of the time in which a GPU worked just now (amdgpu)." "/sys/class/drm";
+    GPU_MEMORY_TOTAL Gauge "gpu_memory_total_bytes" "bytes" ["gpu"] "Memory of a GPU itself (amdgpu)." "/sys/class/drm";
+    GPU_MEMORY_USED Gauge "gpu_memory_used_bytes" "bytes" ["gpu"] "What of it is used (amdgpu)." "/sys/class/drm";
+    GPU_IDLE Counter "gpu_idle_seconds" "seconds" ["gpu", "gt"] "Time in which the engines of a GPU were without power as they had nothing to do (i915 and xe: RC6); of each of its parts." "/sys/class/drm";
 }
 
 /// The metric of this name, if a guest may tell it; and its place in the table.

@@ -38,12 +38,16 @@ impl Service {
 impl metrics_server::Metrics for Service {
     async fn collect_metrics(
         &self,
-        _: Request<v1::CollectMetricsRequest>,
+        request: Request<v1::CollectMetricsRequest>,
     ) -> Result<Response<v1::CollectMetricsResponse>, Status> {
         let _place = self.places.try_acquire().map_err(|_| {
             Status::resource_exhausted(format!("{MOST} callers wait for metrics already; try again later"))
         })?;
-        let samples = self.collector.collect(&self.guest).await;
+        let most = match usize::try_from(request.get_ref().max_samples).unwrap_or(usize::MAX) {
+            0 => metrics::MOST_OF_GUEST,
+            most => most.min(metrics::MOST_OF_GUEST),
+        };
+        let samples = self.collector.collect(&self.guest, most).await;
         let samples = samples.map_err(|silent| Status::deadline_exceeded(silent.to_string()))?;
         Ok(Response::new(metrics::message(&samples)))
     }

@@ -55,7 +55,7 @@ pub async fn run(
 }
 
 async fn collect(daemon: &Daemon, name: &str) -> Result<CollectMetricsResponse, Error> {
-    let request = CollectMetricsRequest { name: name.to_owned() };
+    let request = CollectMetricsRequest { name: name.to_owned(), ..CollectMetricsRequest::default() };
     // A host half that is newer may tell more.
     Ok(clean(answer(daemon.metrics().collect_metrics(request), name, SOON).await?))
 }

@@ -160,7 +160,7 @@ async fn ask(daemon: &Daemon, before: &BTreeMap<String, CollectMetricsResponse>)
     let all = vms.into_iter().map(|vm| async move {
         let mut answer = None;
         if vm.session() == SessionState::Connected {
-            let request = CollectMetricsRequest { name: vm.name.clone() };
+            let request = CollectMetricsRequest { name: vm.name.clone(), ..CollectMetricsRequest::default() };
             let mut metrics = daemon.metrics();
             let asked = tokio::time::timeout(PATIENCE, metrics.collect_metrics(request)).await;
             answer = asked.ok().and_then(Result::ok).map(tonic::Response::into_inner);

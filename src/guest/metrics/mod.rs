@@ -11,6 +11,7 @@
 
 mod disks;
 pub(in crate::guest) mod file_systems;
+mod gpus;
 mod machine;
 mod network;
 mod room;
@@ -25,6 +26,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use tokio::sync::Mutex;
 
 use crate::guest::Guest;
+use crate::guest::disks::identity::KnownDisk;
 use crate::metrics::{Family, Sample, table};
 use crate::sys::clock;
 use crate::sys::root::Root;
@@ -58,23 +60,25 @@ struct Read {
     interfaces: Things,
     units: Things,
     sensors: Things,
+    gpus: Things,
     mounts: Vec<file_systems::Probed>,
 }
 
 impl Collector {
-    /// Measures this machine now.
+    /// Measures this machine now, and tells no more than so many samples.
     ///
     /// # Errors
     /// If files of /proc and /sys do not answer.
-    pub async fn collect(&self, guest: &Guest) -> Result<Vec<Sample>, Silent> {
+    pub async fn collect(&self, guest: &Guest, most: usize) -> Result<Vec<Sample>, Silent> {
         let (files, failed) = tokio::join!(self.files(guest), self.systemd.failed(&guest.root));
-        let Read { mut samples, disks, interfaces, units, sensors, mounts } = files?;
+        let Read { mut samples, disks, interfaces, units, sensors, gpus, mounts } = files?;
         put(&mut samples, &table::FROZEN, &[], flag(guest.freezer.restricts()));
         let (file_systems, unresponsive) = self.file_systems.measure(&guest.root, mounts).await;
         put(&mut samples, &table::UNRESPONSIVE, &[], whole(unresponsive));
         let failed = failed.map(|failed| failed.samples(&mut samples)).unwrap_or_default();
         Ok(room::fit(
             samples,
+            most,
             [
                 ("failed-unit", failed),
                 ("filesystem", file_systems),
@@ -82,22 +86,23 @@ impl Collector {
                 ("interface", interfaces),
                 ("unit", units),
                 ("sensor", sensors),
+                ("gpu", gpus),
             ],
         ))
     }
 
     async fn files(&self, guest: &Guest) -> Result<Read, Silent> {
-        let root = guest.root.clone();
+        let (root, known) = (guest.root.clone(), guest.disks.all());
         let read = async {
             let mut before = Arc::clone(&self.units).lock_owned().await;
-            crate::sys::blocking::attempt(move || read(&root, &mut before)).await
+            crate::sys::blocking::attempt(move || read(&root, &known, &mut before)).await
         };
         tokio::time::timeout(DEADLINE, read).await.map_err(|_| Silent)?.map_err(|_| Silent)
     }
 }
 
 /// Reads all files.
-fn read(root: &Root, before: &mut units::Before) -> Read {
+fn read(root: &Root, known: &[Arc<KnownDisk>], before: &mut units::Before) -> Read {
     let mut samples = Vec::new();
     machine::info(root, &mut samples);
     let file = |path: &str| text(root, path);
@@ -141,12 +146,17 @@ fn read(root: &Root, before: &mut units::Before) -> Read {
     };
     let statistics = file("/proc/diskstats").unwrap_or_default();
     let interfaces = file("/proc/net/dev").unwrap_or_default();
+    let serial_of = |name: &str| {
+        let disk = known.iter().find(|disk| disk.name == name)?;
+        disks::serial(&disk.serials)
+    };
     Read {
         samples,
-        disks: disks::samples(&statistics, |name| has_device("/sys/block", name)),
+        disks: disks::samples(&statistics, |name| has_device("/sys/block", name), serial_of),
         interfaces: network::samples(&interfaces, |name| has_device("/sys/class/net", name)),
         units: units::samples(root, before),
         sensors: sensors::samples(root),
+        gpus: gpus::samples(root),
         mounts: file_systems::mounts(root).unwrap_or_default(),
     }
 }
@@ -187,7 +197,7 @@ use tests::told;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::check;
+    use crate::metrics::{MOST_OF_GUEST, check};
 
     /// What a file of this kind comes to, for tests of parsers.
     pub fn told(samples: &[Sample]) -> Vec<String> {
@@ -203,7 +213,7 @@ mod tests {
     async fn an_empty_tree_says_next_to_nothing_and_no_zeros() {
         let folder = tempfile::tempdir().unwrap();
         let guest = Guest { root: Root::at(folder.path()), ..Guest::default() };
-        let samples = Collector::default().collect(&guest).await.unwrap();
+        let samples = Collector::default().collect(&guest, MOST_OF_GUEST).await.unwrap();
         let names: Vec<_> = samples.iter().map(|sample| sample.family.name).collect();
         assert!(
             names
@@ -218,10 +228,10 @@ mod tests {
     async fn this_machine_has_what_every_machine_has_within_the_room_that_there_is() {
         let guest = Guest::default();
         let collector = Collector::default();
-        let first = collector.collect(&guest).await.unwrap();
-        let second = collector.collect(&guest).await.unwrap();
+        let first = collector.collect(&guest, MOST_OF_GUEST).await.unwrap();
+        let second = collector.collect(&guest, MOST_OF_GUEST).await.unwrap();
         for samples in [&first, &second] {
-            assert!(samples.len() <= crate::metrics::MOST_OF_GUEST, "{}", samples.len());
+            assert!(samples.len() <= MOST_OF_GUEST, "{}", samples.len());
             for family in [&table::MEMORY_TOTAL, &table::UPTIME, &table::LOAD_1, &table::CPU, &table::CPUS] {
                 assert!(
                     samples.iter().any(|sample| sample.family == family && sample.value >= 0.0),

@@ -1,15 +1,16 @@
 //! How the room that there is for series is shared.
 
 use crate::guest::metrics::{Things, put, whole};
-use crate::metrics::{MOST_OF_GUEST, Sample, table};
+use crate::metrics::{Sample, table};
 
 /// What is of the machine as a whole, and then of each kind one thing after the other in turns, as long as there is room: a machine
 /// with a thousand mounts has its disks and units, too. Of what was left out there is a count.
 pub(super) fn fit<const KINDS: usize>(
     mut samples: Vec<Sample>,
+    most: usize,
     kinds: [(&'static str, Things); KINDS],
 ) -> Vec<Sample> {
-    let mut left = MOST_OF_GUEST.saturating_sub(samples.len() + KINDS);
+    let mut left = most.saturating_sub(samples.len() + KINDS);
     let mut kinds = kinds.map(|(name, things)| (name, things.into_iter().peekable()));
     let mut is_full = [false; KINDS];
     while is_full.contains(&false) {
@@ -32,6 +33,7 @@ pub(super) fn fit<const KINDS: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::MOST_OF_GUEST;
 
     fn things(count: usize, series: usize) -> Things {
         let one = Sample { family: &table::DISK_READS, labels: vec![String::new()], value: 0.0 };
@@ -46,11 +48,17 @@ mod tests {
     #[test]
     #[allow(clippy::float_cmp)]
     fn no_kind_takes_the_room_of_the_others() {
-        let samples = fit(Vec::new(), [("a", things(1000, 5)), ("b", things(2, 7)), ("c", things(0, 1))]);
+        let samples = fit(
+            Vec::new(),
+            MOST_OF_GUEST,
+            [("a", things(1000, 5)), ("b", things(2, 7)), ("c", things(0, 1))],
+        );
         assert!(samples.len() <= MOST_OF_GUEST && samples.len() > MOST_OF_GUEST - 5, "{}", samples.len());
         let [a, b, c] = left_out(&samples)[..] else { panic!() };
         assert_eq!((a, b, c), (974.0, 0.0, 0.0));
-        let few = fit(Vec::new(), [("a", things(3, 5)), ("b", things(2, 7))]);
+        let few = fit(Vec::new(), MOST_OF_GUEST, [("a", things(3, 5)), ("b", things(2, 7))]);
         assert_eq!((few.len(), left_out(&few)), (31, vec![0.0, 0.0]));
+        let fewer = fit(Vec::new(), 15, [("a", things(3, 5)), ("b", things(2, 7))]);
+        assert_eq!((fewer.len(), left_out(&fewer)), (14, vec![2.0, 1.0]), "no more than are wanted");
     }
 }

@@ -1,6 +1,6 @@
 //! Temperatures, where the kernel has sensors.
 
-use crate::guest::metrics::{Things, put, whole};
+use crate::guest::metrics::{Things, gpus, put, whole};
 use crate::metrics::table;
 use crate::sys::root::Root;
 
@@ -17,6 +17,10 @@ const POSSIBLE: std::ops::Range<i64> = -100_000..300_000;
 pub(super) fn samples(root: &Root) -> Things {
     let mut found = Vec::new();
     for chip in entries(root, HARDWARE, "hwmon") {
+        // To ask a chip of a GPU that has suspended itself would wake it.
+        if gpus::sleeps(root, &format!("{chip}/device")) {
+            continue;
+        }
         let name = root.line(&format!("{chip}/name"));
         for number in 1..=MOST_INPUTS {
             let input = format!("{chip}/temp{number}");
@@ -89,5 +93,9 @@ mod tests {
             all(),
             ["temperature_celsius k10temp/Tctl 45.125", "temperature_celsius k10temp/temp2 -5.5"]
         );
+        write("/sys/class/hwmon/hwmon1/device/power/runtime_status", "suspended\n");
+        assert_eq!(all(), ["temperature_celsius acpitz 27.8"], "what sleeps is not asked");
+        write("/sys/class/hwmon/hwmon1/device/power/runtime_status", "unsupported\n");
+        assert_eq!(all().len(), 2);
     }
 }
