@@ -130,7 +130,7 @@ fn collect(lab: &Lab, rounds: usize) -> CollectMetricsResponse {
     let asking = client::with(lab.host.socket(), async |daemon| {
         let mut answer = CollectMetricsResponse::default();
         for _ in 0..rounds {
-            let request = CollectMetricsRequest { name: "web".to_owned() };
+            let request = CollectMetricsRequest { name: "web".to_owned(), max_samples: 0 };
             answer = daemon.metrics().collect_metrics(request).await.unwrap().into_inner();
         }
         Ok(answer)

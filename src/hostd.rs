@@ -223,7 +223,7 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
     let parts = parts(role, &followed, &settings, &handle, &half).await?;
     let Parts { kind, topology, standing, for_guests, changed, beside } = parts;
     let is_machine = matches!(role, Role::Machine);
-    let backends::Built { backend, disks, volumes, consoles } = kind.build(&half);
+    let backends::Built { backend, disks, volumes, consoles, meters } = kind.build(&half);
     let keeper = Keeper::new(Arc::clone(&volumes), handle.clone(), followed.policies, Arc::clone(&half));
     let keeps_volumes = for_guests.is_none();
     let (volumes_for_guests, cloud_for_guests): (Arc<dyn for_guests::Volumes>, _) = match for_guests {
@@ -285,7 +285,8 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
         listed: is_machine.then_some(followed.machines),
     };
     spawn_until(supervisor, "api", api::run(socket, api, shutdown.clone()));
-    watch_over(supervisor, metrics, handle, &volumes, &half, exporters);
+    let subject = scrape::Subject::new(handle.clone(), volumes, Arc::clone(&half), exporters, meters);
+    watch_over(supervisor, metrics, handle, &half, &subject);
     Ok(())
 }
 

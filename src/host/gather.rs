@@ -1,5 +1,5 @@
-//! What guests measure of themselves, gathered when Prometheus asks: from all at once, each by itself and within a deadline, so that a
-//! guest that is slow or does not answer delays nobody's series but its own.
+//! What guests measure of themselves, and what their hypervisors measure of them (`hypervisor`), gathered when Prometheus asks: from
+//! all at once, each by itself and within a deadline, so that a guest that is slow or does not answer delays nobody's series but its own.
 //!
 //! ```text
 //!         ┌─ no session, or none that can tell ─▶ not asked
@@ -16,11 +16,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::Code;
 
+use super::backends::meters::Meters;
 use super::fleet::{Handle, Known, Reach, Stopped};
 use super::half::Half;
 use super::metrics::gathered::Outcome;
-use crate::metrics::{Sample, check, message, table};
+use crate::metrics::{MOST_OF_GUEST, MOST_SERIES, ROOM_OF_HYPERVISOR, Sample, check, message, table};
 use crate::wire::proto::v1::{CollectMetricsRequest, CollectMetricsResponse, SessionState};
+
+mod hypervisor;
 
 /// What an agent says that it can, if it tells metrics.
 const CAPABILITY: &str = "metrics";
@@ -41,12 +44,17 @@ pub struct Gatherer(Arc<Inner>);
 struct Inner {
     fleet: Handle,
     half: Arc<Half>,
+    meters: Arc<dyn Meters>,
     /// By the names of VMs.
     places: Mutex<BTreeMap<String, Arc<Place>>>,
 }
 
-/// Held while its guest is asked: who comes meanwhile gets the same answer.
-type Place = tokio::sync::Mutex<Last>;
+/// Each is held while the guest, or its hypervisor, is asked: who comes meanwhile gets the same answer.
+#[derive(Debug, Default)]
+struct Place {
+    guest: tokio::sync::Mutex<Last>,
+    hypervisor: tokio::sync::Mutex<hypervisor::Last>,
+}
 
 /// How it was the last time.
 #[derive(Debug, Default)]
@@ -78,8 +86,8 @@ pub struct Guest {
 
 impl Gatherer {
     /// Those of the VMs of this fleet; what guests do not tell is counted.
-    pub fn new(fleet: Handle, half: Arc<Half>) -> Self {
-        Self(Arc::new(Inner { fleet, half, places: Mutex::default() }))
+    pub fn new(fleet: Handle, half: Arc<Half>, meters: Arc<dyn Meters>) -> Self {
+        Self(Arc::new(Inner { fleet, half, meters, places: Mutex::default() }))
     }
 
     /// Of all VMs, in the order of their names.
@@ -103,10 +111,21 @@ impl Gatherer {
     }
 
     async fn of(&self, known: &Known) -> Guest {
-        let told = match known.view.session() {
-            SessionState::Connected => self.told(&known.view.name).await,
-            _ => Told::Nothing,
+        let name = &known.view.name;
+        let place = Arc::clone(self.places().entry(name.clone()).or_default());
+        let is_measured = self.0.meters.measures(name);
+        let most = if is_measured { MOST_OF_GUEST - ROOM_OF_HYPERVISOR } else { MOST_OF_GUEST };
+        let told = async {
+            match known.view.session() {
+                SessionState::Connected => self.told(name, &place, most).await,
+                _ => Told::Nothing,
+            }
         };
+        let measured = async {
+            let meters = Some(&*self.0.meters).filter(|_| is_measured)?;
+            hypervisor::measured(meters, name, &place.hypervisor).await
+        };
+        let (told, measured) = tokio::join!(told, measured);
         let mut samples = Vec::new();
         let mut put = |family, labels: &[&str], value| samples.push(Sample::new(family, labels, value));
         match (known.view.session(), &told) {
@@ -117,16 +136,26 @@ impl Gatherer {
             _ => {}
         }
         put(&table::VM_INFO, &[&known.view.uuid, &known.view.cluster], 1.0);
+        if is_measured {
+            let of_guest = match &told {
+                Told::Answer(answer) => answer.families.iter().map(|family| family.samples.len()).sum(),
+                _ => 0,
+            };
+            let room = MOST_SERIES.saturating_sub(samples.len() + of_guest);
+            let power = known.view.power();
+            samples.extend(hypervisor::samples(measured.as_deref(), power, room));
+        }
         let mut metrics = message(&samples);
         if let Told::Answer(answer) = told {
             metrics.families.extend(answer.families.iter().cloned());
         }
-        Guest { name: known.view.name.clone(), metrics }
+        Guest { name: name.clone(), metrics }
     }
 
-    async fn told(&self, name: &str) -> Told {
-        let place = Arc::clone(self.places().entry(name.to_owned()).or_default());
-        let Ok(mut last) = tokio::time::timeout(PATIENCE, place.lock()).await else { return Told::Silence };
+    async fn told(&self, name: &str, place: &Place, most: usize) -> Told {
+        let Ok(mut last) = tokio::time::timeout(PATIENCE, place.guest.lock()).await else {
+            return Told::Silence;
+        };
         let now = Instant::now();
         if last.asked.is_some_and(|asked| now.duration_since(asked) < FRESH) {
             return last.told.clone();
@@ -134,7 +163,8 @@ impl Gatherer {
         if last.denied.is_some_and(|denied| now.duration_since(denied) < DENIED_FOR) {
             return Told::Nothing;
         }
-        let (told, outcome) = self.ask(name, if last.is_late { LITTLE_PATIENCE } else { PATIENCE }).await;
+        let patience = if last.is_late { LITTLE_PATIENCE } else { PATIENCE };
+        let (told, outcome) = self.ask(name, patience, most).await;
         if let Some(outcome) = outcome {
             self.0.half.metrics.gathered.count(outcome);
             last.is_late = outcome == Outcome::Late;
@@ -145,8 +175,8 @@ impl Gatherer {
         told
     }
 
-    /// Asks the guest, as this host half itself; no outcome if it cannot be.
-    async fn ask(&self, name: &str, patience: Duration) -> (Told, Option<Outcome>) {
+    /// Asks the guest for so many series at most, as this host half itself; no outcome if it cannot be.
+    async fn ask(&self, name: &str, patience: Duration, most: usize) -> (Told, Option<Outcome>) {
         let agent = match self.0.fleet.caller(name.to_owned()).await {
             Ok(Some(Reach::Session { agent, capabilities }))
                 if !agent.is_elsewhere() && capabilities.iter().any(|one| one == CAPABILITY) =>
@@ -156,10 +186,11 @@ impl Gatherer {
             _ => return (Told::Nothing, None),
         };
         let calls = agent.on_behalf_of_any(None);
-        let answer = calls.hand_on(CollectMetricsRequest::default());
+        let max_samples = u32::try_from(most).unwrap_or_default();
+        let answer = calls.hand_on(CollectMetricsRequest { max_samples, ..CollectMetricsRequest::default() });
         match tokio::time::timeout(patience, answer).await {
             Ok(Ok(answer)) => {
-                let answer = check::clean(answer.into_inner());
+                let answer = check::clean_to(answer.into_inner(), most);
                 self.0.half.recent.take(name, &answer);
                 (Told::Answer(Arc::new(answer)), Some(Outcome::Answered))
             }

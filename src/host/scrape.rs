@@ -9,6 +9,7 @@ use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
+use super::backends::meters::Meters;
 use super::backends::volumes::Volumes;
 use super::clients::Clients;
 use super::exporters::{Exporters, Found};
@@ -53,16 +54,22 @@ pub struct Subject {
     volumes: Arc<dyn Volumes>,
     /// What was counted.
     half: Arc<Half>,
-    /// What guests measure.
+    /// What guests measure, and their hypervisors.
     gatherer: Gatherer,
     /// What exporters in them do.
     exporters: Exporters,
 }
 
 impl Subject {
-    /// The VMs of this fleet, what room they have, what was counted, and exporters in their guests.
-    pub fn new(fleet: Handle, volumes: Arc<dyn Volumes>, half: Arc<Half>, exporters: Exporters) -> Self {
-        let gatherer = Gatherer::new(fleet.clone(), Arc::clone(&half));
+    /// The VMs of this fleet, what room they have, what was counted, exporters in their guests, and what their hypervisors measure.
+    pub fn new(
+        fleet: Handle,
+        volumes: Arc<dyn Volumes>,
+        half: Arc<Half>,
+        exporters: Exporters,
+        meters: Arc<dyn Meters>,
+    ) -> Self {
+        let gatherer = Gatherer::new(fleet.clone(), Arc::clone(&half), meters);
         Self { fleet, volumes, half, gatherer, exporters }
     }
 }

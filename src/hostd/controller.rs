@@ -30,18 +30,18 @@ use crate::host::backends::kubevirt::snapshots::Snapshots;
 use crate::host::backends::kubevirt::standing;
 use crate::host::backends::kubevirt::volumes::Claims;
 use crate::host::backends::volumes::Volumes;
-use crate::host::backends::{Backend as _, Problems, Standing};
+use crate::host::backends::{Backend as _, Problems, Standing, meters};
 use crate::host::cloud;
 use crate::host::cloud::remote::{self, Registry};
-use crate::host::console;
 use crate::host::controller::{self, Asked, Joining, Nodes, Server};
 use crate::host::exporters::Exporters;
-use crate::host::fleet::Remote;
+use crate::host::fleet::{Handle, Remote};
 use crate::host::half::Half;
 use crate::host::machine::Desks;
 use crate::host::place::Topology;
 use crate::host::text;
 use crate::host::volumes::Keeper;
+use crate::host::{console, scrape};
 use crate::kubernetes::connect;
 use crate::kubernetes::fence::Fence;
 use crate::kubernetes::standing::Teller;
@@ -66,6 +66,13 @@ pub struct ControllerOptions {
     pub name: String,
     /// Its address, for nodes.
     pub address: IpAddr,
+}
+
+/// What Prometheus is told: of the controller itself, as its VMs are those of the nodes.
+fn subject(fleet: &Handle, volumes: &Arc<dyn Volumes>, half: &Arc<Half>) -> scrape::Subject {
+    let exporters = Exporters::none(fleet, half);
+    let meters = Arc::new(meters::Unasked);
+    scrape::Subject::new(fleet.clone(), Arc::clone(volumes), Arc::clone(half), exporters, meters)
 }
 
 /// Starts the parts of a replica.
@@ -139,7 +146,7 @@ pub(super) async fn assemble(
     let access_mode = settings.kubevirt.access_mode.name().to_owned();
     let claims = Arc::new(Claims::begin(cluster, Patience::default(), access_mode).with_listing(listing));
     let volumes: Arc<dyn Volumes> = Arc::clone(&claims) as _;
-    watch_over(supervisor, metrics, fleet.clone(), &volumes, &half, Exporters::none(&fleet, &half));
+    watch_over(supervisor, metrics, fleet.clone(), &half, &subject(&fleet, &volumes, &half));
     supervisor.spawn("controller", async move {
         let keeper = Keeper::new(volumes, fleet.clone(), followed.policies, Arc::clone(&half));
         let rules = followed.access;

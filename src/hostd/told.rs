@@ -6,8 +6,6 @@ use anyhow::Context as _;
 
 use super::{listen, notify, settle, spawn_until};
 use crate::config::host::HostSettings;
-use crate::host::backends::volumes::Volumes;
-use crate::host::exporters::Exporters;
 use crate::host::fleet::Handle;
 use crate::host::half::Half;
 use crate::host::scrape;
@@ -19,12 +17,10 @@ pub(super) fn watch_over(
     supervisor: &mut Supervisor,
     metrics: Vec<scrape::Listener>,
     fleet: Handle,
-    volumes: &Arc<dyn Volumes>,
     half: &Arc<Half>,
-    exporters: Exporters,
+    subject: &scrape::Subject,
 ) {
     let shutdown = supervisor.shutdown();
-    let subject = scrape::Subject::new(fleet.clone(), Arc::clone(volumes), Arc::clone(half), exporters);
     for listener in metrics {
         spawn_until(supervisor, "metrics", scrape::run(listener, subject.clone(), shutdown.clone()));
     }

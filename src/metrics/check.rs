@@ -5,11 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Kind, MAX_LABEL, MOST_OF_GUEST, table};
 use crate::wire::proto::v1::{CollectMetricsResponse, MetricFamily, MetricSample};
 
-/// Keeps of an answer what there is in the table, with the labels that it has there and numbers that it can have: each series once, the
-/// families in the order of the table, and no more than a guest may have.
+/// The same as [`clean_to`], with as many series as a guest may have.
 pub fn clean(answer: CollectMetricsResponse) -> CollectMetricsResponse {
+    clean_to(answer, MOST_OF_GUEST)
+}
+
+/// Keeps of an answer what there is in the table, with the labels that it has there and numbers that it can have: each series once, the
+/// families in the order of the table, and `most` series at most.
+pub fn clean_to(answer: CollectMetricsResponse, most: usize) -> CollectMetricsResponse {
     let mut found = BTreeMap::new();
-    let mut left = MOST_OF_GUEST;
+    let mut left = most;
     for MetricFamily { name, samples } in answer.families {
         let Some((place, family)) = table::of_guest(&name).filter(|(place, _)| !found.contains_key(place))
         else {
@@ -77,6 +82,7 @@ mod tests {
                 family("load1", vec![sample(&[], 0.5), sample(&[], 0.7), sample(&["x"], 1.0)]),
                 // The host half says it, and no guest.
                 family("up", vec![sample(&[], 1.0)]),
+                family("vm_cpus", vec![sample(&[], 64.0)]),
                 family("load5", vec![sample(&[], f64::NAN), sample(&[], f64::INFINITY)]),
                 family("load1", vec![sample(&[], 9.0)]),
                 family("clock_offset_seconds", vec![sample(&[], -0.25)]),
@@ -97,6 +103,7 @@ mod tests {
         let families = vec![family("disk_reads", many), family("load1", vec![sample(&[], 1.0)])];
         let kept = clean(CollectMetricsResponse { families });
         assert_eq!(kept.families.iter().map(|one| one.samples.len()).sum::<usize>(), MOST_OF_GUEST);
+        assert_eq!(clean_to(kept, 7).families.iter().map(|one| one.samples.len()).sum::<usize>(), 7);
     }
 
     proptest! {

@@ -26,6 +26,17 @@ macro_rules! families {
 families! {
     UP Gauge "up" "" [] "1 while the agent is reached and answers in time, 0 while not; absent of a VM that is off or has no vsock." "";
     VM_INFO Gauge "vm_info" "" ["uuid", "cluster"] "1; the VM as the host half knows it." "";
+    VM_POWER Gauge "vm_power_state" "" ["state"] "1 for the state that the VM is in (running, paused, off), and 0 for the other two (QMP: query-status)." "";
+    VM_CPUS Gauge "vm_cpus" "" [] "Virtual processors that the VM has (query-cpus-fast)." "";
+    VM_MEMORY Gauge "vm_memory_bytes" "bytes" [] "Memory that the VM was given, with what was hot-plugged (query-memory-size-summary)." "";
+    VM_BALLOON Gauge "vm_balloon_bytes" "bytes" [] "Memory that the balloon leaves to the VM; absent if it has no balloon (query-balloon)." "";
+    VM_DISKS_LEFT_OUT Gauge "vm_disks_left_out" "" [] "Disks of the VM for which there was no room." "";
+    VM_DISK_READS Counter "vm_disk_reads" "" ["qdev", "serial"] "Requests to read that QEMU completed for a disk of the VM (query-blockstats)." "";
+    VM_DISK_WRITES Counter "vm_disk_writes" "" ["qdev", "serial"] "Requests to write that it completed." "";
+    VM_DISK_READ_BYTES Counter "vm_disk_read_bytes" "bytes" ["qdev", "serial"] "Bytes that were read for the VM." "";
+    VM_DISK_WRITTEN_BYTES Counter "vm_disk_written_bytes" "bytes" ["qdev", "serial"] "Bytes that were written for the VM." "";
+    VM_DISK_READ_TIME Counter "vm_disk_read_time_seconds" "seconds" ["qdev", "serial"] "Time that all requests to read took together on the host." "";
+    VM_DISK_WRITE_TIME Counter "vm_disk_write_time_seconds" "seconds" ["qdev", "serial"] "Time that all requests to write took together on the host." "";
     INFO Gauge "info" "" ["boot_id", "kernel"] "1; counters begin anew with each boot_id." "/proc/sys/kernel, uname(2)";
     UPTIME Gauge "uptime_seconds" "seconds" [] "Since the boot." "/proc/uptime";
     FROZEN Gauge "filesystems_frozen" "" [] "1 while file systems are frozen, or about to be, through guestlet." "the agent";

@@ -54,6 +54,8 @@ struct State {
     status: Option<&'static str>,
     /// Nothing is answered.
     silent: bool,
+    /// What questions are answered with, whatever there is.
+    answers: BTreeMap<&'static str, Value>,
     devices: BTreeMap<String, Value>,
     leaving: BTreeSet<String>,
     /// The guest lets go when it is asked whether something can be plugged into a port.
@@ -116,6 +118,11 @@ impl Hypervisor {
     /// Hangs: connections stay, and nothing is answered.
     pub fn hang(&self) {
         self.state().silent = true;
+    }
+
+    /// Answers a question with this from now on.
+    pub fn answer(&self, command: &'static str, answer: Value) {
+        self.state().answers.insert(command, answer);
     }
 
     /// The guest lets go of everything that it was asked for.
@@ -272,6 +279,15 @@ fn wait(trouble: Option<Trouble>) {
     }
 }
 
+/// What `query-blockstats` has of an entry of `query-block`.
+fn statistics(block: &Value) -> Value {
+    let (reads, writes) = (if block["inserted"].is_null() { 0 } else { 7 }, 3);
+    json!({"device": block["device"], "qdev": block["qdev"], "node-name": block["inserted"]["node-name"], "stats": {
+        "rd_bytes": reads * 512, "wr_bytes": writes * 512, "rd_operations": reads, "wr_operations": writes,
+        "rd_total_time_ns": 1_500_000_000_u64, "wr_total_time_ns": 0, "flush_operations": 0,
+    }})
+}
+
 type Outcome = Result<(Value, Option<Value>), (&'static str, String)>;
 
 fn event(name: &str, device: &str) -> Value {
@@ -320,7 +336,14 @@ impl State {
     fn execute(&mut self, name: &str, arguments: &Value) -> Outcome {
         let generic = |words: &str| Err(("GenericError", words.to_owned()));
         let text = |key: &str| arguments[key].as_str().unwrap().to_owned();
+        if let Some(answer) = self.answers.get(name) {
+            return Ok((answer.clone(), None));
+        }
         let value = match name {
+            "query-cpus-fast" => json!([{"cpu-index": 0}, {"cpu-index": 1}]),
+            "query-memory-size-summary" => json!({"base-memory": 1_u64 << 30, "plugged-memory": 1 << 20}),
+            "query-balloon" => return Err(("DeviceNotActive", "No balloon device".to_owned())),
+            "query-blockstats" => self.blocks().as_array().unwrap().iter().map(statistics).collect(),
             "qmp_capabilities" => json!({}),
             "query-status" => {
                 json!({"status": self.status.unwrap_or("running"), "running": self.status.is_none()})

@@ -52,6 +52,7 @@ mod examples;
 mod faults;
 mod hostile;
 mod manifests;
+mod measured;
 mod metrics;
 mod people;
 mod power;

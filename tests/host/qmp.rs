@@ -64,7 +64,11 @@ async fn serve(client: UnixStream, status: &str, happening: &mut mpsc::Unbounded
                 let value = match command["execute"].as_str().unwrap() {
                     "qmp_capabilities" => serde_json::json!({}),
                     "query-status" => serde_json::json!({"status": status, "running": status == "running"}),
-                    "query-named-block-nodes" | "query-block" => serde_json::json!([]),
+                    "query-named-block-nodes" | "query-block" | "query-cpus-fast" | "query-blockstats" => {
+                        serde_json::json!([])
+                    }
+                    "query-memory-size-summary" => serde_json::json!({"base-memory": 1 << 20}),
+                    "query-balloon" => serde_json::json!({"actual": 1 << 20}),
                     other => panic!("unexpected command {other}"),
                 };
                 serde_json::json!({"return": value, "id": command["id"]})

@@ -1,6 +1,6 @@
 //! Backends: who says which VMs there are, and whether they run, and plugs disks into them.
 //!
-//! One folder for each. To add one: implement [`Backend`], [`disks::Disks`], [`volumes::Volumes`] and [`consoles::Consoles`], give it its settings as a variant of
+//! One folder for each. To add one: implement [`Backend`], [`disks::Disks`], [`volumes::Volumes`], [`consoles::Consoles`] and [`meters::Meters`], give it its settings as a variant of
 //! [`Kind`], and its arm in [`Kind::build`], the one place that chooses; and put it through the tests of `conformance`, as
 //! `memory`, which is for tests alone, is put through them.
 
@@ -28,6 +28,7 @@ pub mod disks;
 pub mod kubevirt;
 #[cfg(test)]
 pub mod memory;
+pub mod meters;
 pub mod qemu;
 pub mod volumes;
 
@@ -219,6 +220,8 @@ pub struct Built {
     pub volumes: Arc<dyn volumes::Volumes>,
     /// Connects to the VMs' consoles while that watches them.
     pub consoles: Arc<dyn consoles::Consoles>,
+    /// Measures the VMs while that watches them.
+    pub meters: Arc<dyn meters::Meters>,
 }
 
 impl Kind {
@@ -228,8 +231,9 @@ impl Kind {
             Self::Qemu { machines, topology, volumes, pools, state } => {
                 let backend = qemu::Qemu::new(machines, topology, Arc::clone(half));
                 let (hotplug, consoles) = (backend.hotplug(volumes), Arc::new(backend.serials()));
+                let meters = Arc::new(backend.meters());
                 let volumes = Arc::new(qemu::pools::Pools::new(pools, state, hotplug.clone()));
-                Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes, consoles }
+                Built { backend: Box::new(backend), disks: Arc::new(hotplug), volumes, consoles, meters }
             }
             #[cfg(feature = "kubevirt")]
             Self::KubevirtNode(site) => {
@@ -239,6 +243,7 @@ impl Kind {
                     disks: Arc::new(elsewhere),
                     volumes: Arc::new(elsewhere),
                     consoles: Arc::new(elsewhere),
+                    meters: Arc::new(meters::Unasked),
                 }
             }
         }

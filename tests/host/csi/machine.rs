@@ -55,7 +55,8 @@ impl Machine {
         Self::start_with(qmp, &["-drive", &drive, "-device", "virtio-blk-pci,drive=boot,bootindex=0"])
     }
 
-    fn start_with(qmp: &Path, more: &[&str]) -> Self {
+    /// One with these arguments besides.
+    pub fn start_with(qmp: &Path, more: &[&str]) -> Self {
         let checker = qmp.with_extension("checker");
         let socket = |path: &Path| format!("unix:{},server=on,wait=off", path.display());
         let process = Command::new("qemu-system-x86_64")

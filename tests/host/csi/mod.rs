@@ -15,7 +15,7 @@ mod faults;
 mod full;
 mod io_errors;
 mod life;
-mod machine;
+pub mod machine;
 mod many;
 mod mirror;
 mod people;

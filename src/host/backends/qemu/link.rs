@@ -124,6 +124,8 @@ pub struct Link {
     standing: watch::Receiver<Standing>,
     process: watch::Receiver<Option<Arc<Process>>>,
     half: Arc<Half>,
+    /// How long a question may take.
+    patience: Duration,
 }
 
 /// The monitor's end.
@@ -151,12 +153,19 @@ pub fn new(half: Arc<Half>) -> (Link, Inbox) {
             standing: seen,
             process: known,
             half,
+            patience: QUESTION_DEADLINE,
         },
         Inbox { calls, notices, peer, standing, process },
     )
 }
 
 impl Link {
+    /// The same way, for questions that may take so long, and no longer.
+    #[must_use]
+    pub fn within(&self, patience: Duration) -> Self {
+        Self { patience: patience.min(QUESTION_DEADLINE), ..self.clone() }
+    }
+
     /// Runs a command; `arguments` is an object, or null for none.
     ///
     /// # Errors
@@ -168,7 +177,7 @@ impl Link {
             answered.await.map_err(|_| CallError::Lost)?
         };
         let is_question = command.starts_with("query-") || matches!(command, "qom-list" | "qom-get");
-        let deadline = if is_question { QUESTION_DEADLINE } else { ANSWER_DEADLINE };
+        let deadline = if is_question { self.patience } else { ANSWER_DEADLINE };
         let begun = Instant::now();
         let answer = tokio::time::timeout(deadline, asked).await.unwrap_or(Err(CallError::Silent(deadline)));
         let outcome = match &answer {

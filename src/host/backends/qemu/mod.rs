@@ -22,6 +22,7 @@ pub mod console;
 pub mod failed;
 pub mod hotplug;
 pub mod link;
+pub mod meters;
 pub mod monitor;
 pub mod pools;
 pub mod power;
@@ -64,6 +65,11 @@ impl Qemu {
     /// What plugs disks into them while this watches them; keeps volumes in that folder.
     pub fn hotplug(&self, volumes: PathBuf) -> Hotplug {
         Hotplug::new(self.vms.subscribe(), volumes)
+    }
+
+    /// What measures them while this watches them.
+    pub fn meters(&self) -> meters::Qmp {
+        meters::Qmp::new(self.vms.subscribe())
     }
 
     /// What connects to their consoles while this watches them.

@@ -42,7 +42,7 @@ mod kept;
 pub mod naming;
 pub(super) mod place;
 pub mod qcow2;
-mod seen;
+pub(super) mod seen;
 pub(super) mod volume;
 
 use files::Files;
@@ -63,7 +63,7 @@ pub struct Hotplug {
 pub struct Vm {
     name: String,
     uuid: String,
-    link: Link,
+    pub(super) link: Link,
     children: Children,
     /// Held by who makes or closes nodes, so that a node on its way to a device is never taken for a leftover.
     changing: Mutex<()>,

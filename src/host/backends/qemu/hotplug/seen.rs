@@ -141,6 +141,32 @@ fn whole(serial: String, device_id: String) -> String {
     if page80(&device_id) == serial { device_id } else { serial }
 }
 
+/// The serial number of the disk that is this device, in full; empty if it has none.
+pub async fn serial(link: &Link, device: &str) -> Result<String, DiskError> {
+    let path = if device.starts_with('/') { device.to_owned() } else { format!("{PERIPHERAL}/{device}") };
+    let serial = property(link, &path, "serial").await?;
+    if serial.len() == PAGE_80 {
+        return Ok(whole(serial, property(link, &path, "device_id").await?));
+    }
+    Ok(serial)
+}
+
+/// The identifier in what QEMU calls a device; all of it if it has none, which is never an identifier.
+pub fn identifier(device: &str) -> &str {
+    let path = device.strip_prefix(PERIPHERAL).and_then(|rest| rest.strip_prefix('/'));
+    path.map_or(device, |rest| rest.split('/').next().unwrap_or(rest))
+}
+
+/// The part of the serial number of a device that a guest can read.
+pub fn visible<'s>(device: &str, serial: &'s str) -> &'s str {
+    serial.get(..bus_at(device).longest_serial()).unwrap_or(serial)
+}
+
+fn bus_at(device: &str) -> Bus {
+    // Only virtio-blk has its block backend in a device below the one with the identifier.
+    if device.ends_with("/virtio-backend") { Bus::VirtioBlk } else { Bus::Scsi }
+}
+
 /// Devices that have an identifier.
 pub async fn devices(link: &Link) -> Result<BTreeMap<String, String>, DiskError> {
     let list = properties(link, PERIPHERAL).await?;
@@ -175,14 +201,7 @@ impl Seen {
         let mut disks = Vec::new();
         for block in blocks {
             let (Some(device), Some(node)) = (block.qdev, block.inserted) else { continue };
-            let path =
-                if device.starts_with('/') { device.clone() } else { format!("{PERIPHERAL}/{device}") };
-            let serial = property(link, &path, "serial").await?;
-            let serial = if serial.len() == PAGE_80 {
-                whole(serial, property(link, &path, "device_id").await?)
-            } else {
-                serial
-            };
+            let serial = serial(link, &device).await?;
             disks.push(Disk { device, serial, node });
         }
         Ok(Self { devices, nodes, disks })
@@ -248,18 +267,16 @@ impl Seen {
 impl Disk {
     /// The identifier of its device; what a device without one has instead is never an identifier.
     pub fn identifier(&self) -> &str {
-        let path = self.device.strip_prefix(PERIPHERAL).and_then(|rest| rest.strip_prefix('/'));
-        path.map_or(self.device.as_str(), |rest| rest.split('/').next().unwrap_or(rest))
+        identifier(&self.device)
     }
 
     fn bus(&self) -> Bus {
-        // Only virtio-blk has its block backend in a device below the one with the identifier.
-        if self.device.ends_with("/virtio-backend") { Bus::VirtioBlk } else { Bus::Scsi }
+        bus_at(&self.device)
     }
 
     /// The part of the serial number that a guest can read.
     fn visible_serial(&self) -> &str {
-        self.serial.get(..self.bus().longest_serial()).unwrap_or(&self.serial)
+        visible(&self.device, &self.serial)
     }
 }
 
