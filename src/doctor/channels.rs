@@ -162,7 +162,7 @@ pub fn vsock(patient: &Patient<'_>) -> Option<Finding> {
             return Some(Finding::note(
                 subject,
                 "this VM has no vsock device: guestlet-host cannot reach it; QGA works without",
-                "libvirt: <vsock model='virtio'><cid auto='yes'/></vsock>; KubeVirt: autoattachVSOCK: true",
+                "libvirt: <vsock model='virtio'><cid auto='no' address='N'/></vsock>, N unique on the host; KubeVirt: autoattachVSOCK: true",
             ));
         }
         Vsock::NoDriver if has_module(patient.root, VSOCK_MODULE) => {
