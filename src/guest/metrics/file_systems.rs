@@ -58,6 +58,13 @@ pub(in crate::guest) struct Probed {
     errors: Option<u64>,
 }
 
+impl Probed {
+    /// Whether it is on disks of this guest, and not on a server.
+    pub(in crate::guest) fn is_on_disks(&self) -> bool {
+        self.is_on_disks
+    }
+}
+
 #[cfg(test)]
 impl Probed {
     /// One on a disk.

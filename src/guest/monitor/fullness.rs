@@ -2,7 +2,8 @@
 //!
 //! The kernel tells nobody that a file system fills, or that an error has made it read-only. So all are looked at with every so many
 //! ticks of the agent, which is no wakeup of our own, and at the next tick after something was mounted, unmounted or mounted in
-//! another way. One that hangs costs a deadline, as for metrics ([`crate::guest::metrics`]).
+//! another way. One that hangs costs a deadline, as for metrics ([`crate::guest::metrics`]). Those of servers are left alone: a guest
+//! that does nothing sends nothing, and what was mounted for a use may be unmounted after it.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -47,7 +48,7 @@ pub(super) async fn watch(guest: Guest, settings: Settings) -> io::Result<Infall
         // The start of the agent is not held up, and what changes by the second is looked at by the tick.
         guest.events.next_tick().await;
         let root = guest.root.clone();
-        let found = match blocking::run(move || mounts(&root)).await {
+        let mut found = match blocking::run(move || mounts(&root)).await {
             Ok(found) => found,
             Err(error) => {
                 // What was told still holds, as far as is known.
@@ -55,6 +56,7 @@ pub(super) async fn watch(guest: Guest, settings: Settings) -> io::Result<Infall
                 continue;
             }
         };
+        found.retain(Probed::is_on_disks);
         let events = known.turned(&found);
         let writable = found.into_iter().filter(|one| !one.is_read_only).collect();
         let answers = prober.usages(&guest.root, writable).await;
