@@ -139,7 +139,8 @@ pub async fn run(mut client: Client, printer: &mut Printer, list: &List) -> Resu
 /// If no VM has one of the names, after the others have been written; or standard output cannot be written.
 pub fn show(printer: &mut Printer, mut vms: Vec<VirtualMachine>, list: &List) -> Result<(), Error> {
     let now = SystemTime::now();
-    let missing = list.names.iter().find(|name| !vms.iter().any(|vm| wildcard::matches(name, &vm.name)));
+    let missing = list.names.iter().filter(|name| !vms.iter().any(|vm| wildcard::matches(name, &vm.name)));
+    let missing: Vec<_> = missing.cloned().collect();
     if !list.names.is_empty() {
         vms.retain(|vm| list.names.iter().any(|name| wildcard::matches(name, &vm.name)));
     }
@@ -149,7 +150,7 @@ pub fn show(printer: &mut Printer, mut vms: Vec<VirtualMachine>, list: &List) ->
     let values: Vec<_> = vms.iter().cloned().map(json::Vm::from).collect();
     let colours = printer.colours();
     printer.value(&values, || rows(&vms, list.wide, now, colours))?;
-    missing.map_or(Ok(()), |name| Err(Error::NoneListed(name.clone())))
+    if missing.is_empty() { Ok(()) } else { Err(Error::NoneListed(missing.join(", "))) }
 }
 
 fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {

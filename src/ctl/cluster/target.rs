@@ -121,9 +121,13 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
 /// Gives names and patterns of a list the namespace that they lack: the one that is meant, or any. Returns the namespace to which the
 /// list can be confined.
 pub fn narrow(list: &mut List, namespace: Option<String>) -> Option<String> {
-    let elsewhere = list.names.iter().any(|name| name.contains('/'));
     list.names.iter_mut().for_each(|name| complete_name(name, namespace.as_deref().unwrap_or("*")));
-    namespace.filter(|_| !elsewhere)
+    let mut namespaces = list.names.iter().filter_map(|name| name.split_once('/')).map(|(first, _)| first);
+    match namespaces.next() {
+        None => namespace,
+        Some(first) if first.contains('*') || namespaces.any(|other| other != first) => None,
+        Some(first) => Some(first.to_owned()),
+    }
 }
 
 fn complete_name(name: &mut String, namespace: &str) {
@@ -164,6 +168,8 @@ mod tests {
             (&[][..], Some("shop"), &[][..], Some("shop")),
             (&["web-*"], Some("shop"), &["shop/web-*"], Some("shop")),
             (&["web-*", "test/db"], Some("shop"), &["shop/web-*", "test/db"], None),
+            (&["test/db", "test/web-*"], Some("shop"), &["test/db", "test/web-*"], Some("test")),
+            (&["t*/db"], Some("shop"), &["t*/db"], None),
             (&["web-1"], None, &["*/web-1"], None),
         ] {
             let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
