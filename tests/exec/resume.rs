@@ -34,6 +34,8 @@ fn every_byte_arrives_once_while_the_host_half_is_killed_again_and_again() {
         source.read_to_end(&mut all).unwrap();
         all
     });
+    // Until it is said to run, nobody knows whether it does.
+    crate::lab::until("it runs", || !lab.programs().is_empty());
     for round in 0..rounds {
         std::thread::sleep(Duration::from_millis(150 + 130 * round));
         lab.host.kill();
