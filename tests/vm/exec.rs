@@ -103,8 +103,9 @@ fn programs_run_under_systemd_with_the_guests_users_and_end_with_the_service() {
     vm.run("systemctl restart guestlet").unwrap();
     vm.run("! pgrep -f '[s]leep 424'").unwrap();
     let (code, _, lost) = told(&begun.wait_with_output().unwrap());
-    assert_eq!(code, Some(255), "{lost}");
-    assert!(lost.contains("restarted") || lost.contains("lost"), "{lost}");
+    // That systemd has ended it may be told before the agent itself ends.
+    assert!(code == Some(255) || code == Some(143), "{code:?} {lost}");
+    assert!(code == Some(143) || lost.contains("restarted") || lost.contains("lost"), "{lost}");
 }
 
 #[test]
