@@ -44,7 +44,8 @@ fn is_name(text: &str) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
-fn is_prefix(text: &str) -> bool {
+/// Whether a text is an RFC 1123 subdomain, as the names of most objects and the prefixes of labels are.
+pub fn is_subdomain(text: &str) -> bool {
     let inside = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let label = |label: &str| {
         let bytes = label.as_bytes();
@@ -83,7 +84,7 @@ pub fn check_value(value: &str) -> Result<(), String> {
 pub fn check_key(key: &str) -> Result<(), String> {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     if let Some(prefix) = prefix
-        && !is_prefix(prefix)
+        && !is_subdomain(prefix)
     {
         return Err("before the / of a label's key stands a DNS name, such as example.com".to_owned());
     }

@@ -35,6 +35,7 @@ use crate::ctl;
 use crate::ctl::console::seat::{Seat, signals};
 use crate::ctl::console::{ENDED, LOST};
 use crate::ctl::exec::local::Outputs;
+use crate::labels::is_subdomain;
 
 /// The bytes of a console are in messages as they are.
 const PROTOCOL: &str = "plain.kubevirt.io";
@@ -67,7 +68,8 @@ pub async fn run(server: &ApiServer, name: &str) -> Result<(), ctl::Error> {
     let mut outputs = Outputs::start().map_err(failed)?;
     let mut signals = signals().map_err(failed)?;
     let (namespace, vm) = name.split_once('/').unwrap_or(("default", name));
-    if !is_name(namespace) || !is_name(vm) {
+    // They become parts of a path.
+    if !is_subdomain(namespace) || !is_subdomain(vm) {
         return Err(Error::UnknownGuest { name: name.to_owned(), similar: Vec::new() }.into());
     }
     let asked = Asked {
@@ -97,12 +99,6 @@ pub async fn run(server: &ApiServer, name: &str) -> Result<(), ctl::Error> {
             signal = signals.next() => ctl::Error::Ended(128 + signal),
         }),
     }
-}
-
-/// Whether it may be a name in Kubernetes, and so a part of a path.
-fn is_name(text: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    text.bytes().all(is_plain) && text.starts_with(|first: char| first.is_ascii_alphanumeric())
 }
 
 /// Asks for the console.

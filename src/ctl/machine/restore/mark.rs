@@ -1,7 +1,7 @@
 //! The mark of a receipt whose snapshot was tried: a file of this host for each, which a later trial replaces.
 
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::io::{self, Read as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Trial;
 use crate::ctl::json::rfc3339;
 use crate::receipt::{Receipt, is_id};
+use crate::sys::files;
 
 /// Where marks are.
 const DIRECTORY: &str = "/var/lib/guestlet-host/verified";
@@ -68,12 +69,7 @@ impl Mark {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(DIRECTORY)?;
-            let beside = path.with_extension(format!("{}.new", std::process::id()));
-            let mut options = std::fs::OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-            file.write_all(&serde_json::to_vec(self)?)?;
-            file.sync_all()?;
-            std::fs::rename(&beside, &path)
+            files::replace_synced(&path, &serde_json::to_vec(self)?)
         };
         write().map_err(|error| format!("its mark cannot be kept in {}: {error}", path.display()))?;
         forget();
