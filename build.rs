@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 const SORTED: &str = "#[serde(serialize_with = \"crate::wire::messages::sorted\")]";
 
-/// What guests and hypervisors tell, beside the events of guests: messages of which it is known what they take in memory.
+/// The messages of guests and hypervisors, beside events, whose memory is counted before they are decoded.
 const OTHERS: [&str; 6] = [
     "FindDiskResponse",
     "GuestInfo",
@@ -90,7 +90,7 @@ const LIMITED: [(&str, &str); 6] = [
     ("NetworkInterface.addresses", "Addresses"),
 ];
 
-/// What programs read of each event beside its own fields, which are called otherwise therefore.
+/// Keys that each event has in JSON beside its own fields: no field may have one of these names.
 const OF_ALL_EVENTS: [&str; 5] = ["event", "guest_time", "name", "sequence", "time"];
 
 /// The messages of guestlet.v1, by their names.

@@ -95,7 +95,7 @@ fn print_memory(what: &str, id: u32) {
     print(&format!("{what}: its own data"), memory(id, "RssAnon"), "KiB");
 }
 
-/// What a client of HTTP/1.0 reads of a page.
+/// The answer to a request by HTTP/1.0, whose end is the end of the connection.
 fn read(mut stream: impl std::io::Read + std::io::Write, path: &str) -> String {
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
     let mut answer = String::new();
