@@ -40,13 +40,11 @@ pub fn with_number(like: IpAddr, number: u128) -> Option<IpAddr> {
 pub fn parse(text: &str) -> Result<IpAddr, String> {
     let address: IpAddr = text
         .parse()
-        .map_err(|_| format!("{text:?} is no IP address; write it like 192.0.2.7 or 2001:db8::7"))?;
+        .map_err(|_| format!("{text:?} is not an IP address; write it like 192.0.2.7 or 2001:db8::7"))?;
     if let IpAddr::V6(address) = address
         && address.to_ipv4_mapped().is_some()
     {
-        return Err(format!(
-            "{text:?} is an IPv4 address in the form of an IPv6 one; write it like 192.0.2.7"
-        ));
+        return Err(format!("{text:?} is an IPv4-mapped IPv6 address; write it like 192.0.2.7"));
     }
     Ok(address)
 }
@@ -62,7 +60,7 @@ impl Range {
     /// In words, if they are of two families, or the last one comes before the first.
     pub fn new(first: IpAddr, last: IpAddr) -> Result<Self, String> {
         if first.is_ipv4() != last.is_ipv4() {
-            return Err(format!("{first} and {last} are not of one family"));
+            return Err(format!("{first} and {last} are not of the same address family"));
         }
         if first > last {
             return Err(format!("{last} comes before {first}"));
@@ -161,7 +159,7 @@ impl Subnet {
     pub fn parse(text: &str) -> Result<Self, String> {
         let (address, subnet) = Self::parse_interface(text)?;
         if subnet.address != address {
-            return Err(format!("{text:?} has bits beyond its prefix; write {subnet}"));
+            return Err(format!("{text:?} has host bits set; write {subnet}"));
         }
         Ok(subnet)
     }
@@ -171,7 +169,7 @@ impl Subnet {
     /// # Errors
     /// In words, if it is none.
     pub fn parse_interface(text: &str) -> Result<(IpAddr, Self), String> {
-        let wrong = || format!("{text:?} is no subnet; write it like 192.0.2.0/24 or 2001:db8::/64");
+        let wrong = || format!("{text:?} is not a subnet; write it like 192.0.2.0/24 or 2001:db8::/64");
         let (address, prefix) = text.split_once('/').ok_or_else(wrong)?;
         if prefix.is_empty() || !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(wrong());
@@ -227,14 +225,14 @@ mod tests {
             assert_eq!((range.to_string().as_str(), range.len()), (expected, length), "{text}");
         }
         for (text, words) in [
-            ("", "is no IP address"),
+            ("", "is not an IP address"),
             ("192.0.2.9-192.0.2.7", "comes before"),
-            ("192.0.2.9-2001:db8::7", "not of one family"),
-            ("192.0.2.9/24", "has bits beyond its prefix; write 192.0.2.0/24"),
+            ("192.0.2.9-2001:db8::7", "not of the same address family"),
+            ("192.0.2.9/24", "has host bits set; write 192.0.2.0/24"),
             ("192.0.2.0/33", "at most 32 bits"),
-            ("192.0.2.0/+8", "is no subnet"),
-            ("192.0.2.0/", "is no subnet"),
-            ("::ffff:192.0.2.7", "in the form of an IPv6 one"),
+            ("192.0.2.0/+8", "is not a subnet"),
+            ("192.0.2.0/", "is not a subnet"),
+            ("::ffff:192.0.2.7", "is an IPv4-mapped IPv6 address"),
         ] {
             let problem = Range::parse(text).unwrap_err();
             assert!(problem.contains(words), "{text}: {problem}");

@@ -126,8 +126,8 @@ pub async fn run(
     let ticker = Ticker::new(TICK)?;
     exec::Programs::end_left_over(&guest.root);
     // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
-    freeze::begin(&guest).context("cannot look after what an earlier run has left frozen")?;
-    ready().context("cannot leave the terminal")?;
+    freeze::begin(&guest).context("cannot check for file systems that an earlier run left frozen")?;
+    ready().context("cannot detach from the terminal")?;
 
     supervisor.spawn("qga", qga.run(context, shutdown.clone()));
     let keyring = api.as_ref().map(|api: &Api| api.keyring.clone());
@@ -213,7 +213,7 @@ fn serve_cloud(socket: Option<PathBuf>, holder: Holder, supervisor: &mut Supervi
     supervisor.spawn("cloud", async move {
         // Whoever reaches this guest by another way is served on.
         if let Err(error) = work.await {
-            tracing::error!("guestlet-ccm is not served any more: {error}");
+            tracing::error!("guestlet-ccm is no longer served: {error}");
         }
         shutdown.cancelled().await;
         Ok(())
@@ -363,7 +363,7 @@ impl Door {
         match greet(incoming, standing).await {
             Ok(greeted) => return Some(greeted),
             // A host half asks for keys first, and then without.
-            Err(Refused::NoKeys) => tracing::debug!("{name}: there are no keys"),
+            Err(Refused::NoKeys) => tracing::debug!("{name}: the peer speaks without keys"),
             Err(Refused::Gone) => tracing::debug!("{name}: gone"),
             Err(refused) => self.audit.refused(&Refusal {
                 peer: &name,
@@ -384,7 +384,7 @@ impl Door {
         let served = serve(name.clone(), stream, service, self.shutdown);
         tokio::select! {
             () = served => {}
-            loss = self.keyring.lost(&peer) => tracing::warn!("{name} is cut off: {loss}"),
+            loss = self.keyring.lost(&peer) => tracing::warn!("{name} is disconnected: {loss}"),
         }
     }
 }
@@ -403,7 +403,7 @@ fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
         .as_ref()
         .is_some_and(|allow| !allow.is_empty() && allow.iter().all(|name| unknown.contains(&name.as_str())))
     {
-        bail!("allow-rpcs names no command that is known, so nothing would be allowed; see guestlet -a help");
+        bail!("allow-rpcs lists no known command, so nothing would be allowed; see guestlet -a help");
     }
     Ok(policy)
 }

@@ -59,7 +59,7 @@ async fn keep(
         match unix::Listener::bind(socket) {
             Ok(listener) => {
                 complaint.clear();
-                tracing::info!("guestlet-ccm is awaited on {}", socket.display());
+                tracing::info!("waiting for guestlet-ccm on {}", socket.display());
                 tokio::select! {
                     () = clients::serve(&listener, relay.clone(), children.children(), shutdown.clone()) => {}
                     lost = lost(&listener, &mut news) => lost?,
@@ -69,7 +69,7 @@ async fn keep(
             Err(error) => {
                 let words = error_chain::words(&error);
                 if words != complaint {
-                    tracing::warn!("guestlet-ccm is not served, and it is tried again: {words}");
+                    tracing::warn!("cannot serve guestlet-ccm, retrying: {words}");
                     complaint = words;
                 }
                 changed(&mut news).await?;

@@ -141,7 +141,7 @@ pub fn is_of_settings(error: &anyhow::Error) -> bool {
 /// mends them, and `RestartSec=` is short for the sake of crashes.
 pub fn pause_under_systemd() {
     if std::env::var_os("NOTIFY_SOCKET").is_some() {
-        service::status("The settings are wrong; the log says where");
+        service::status("The settings are invalid; see the log");
         std::thread::sleep(WRONG_SETTINGS_PAUSE);
     }
 }
@@ -425,7 +425,7 @@ fn trust(settings: &TrustSettings) -> anyhow::Result<Trust> {
     let key = settings.key.clone().unwrap_or_else(|| folder.join("host.key"));
     let files = trust::host::Files { key, certificate: settings.certificate.clone() };
     let identity =
-        trust::host::Identity::load(files).context("this host half cannot show guests who it is")?;
+        trust::host::Identity::load(files).context("this host half cannot prove its identity to guests")?;
     tracing::info!(key = %identity.shown().key.fingerprint(), "this host half's key");
     Ok(Trust::new(identity, Pins::open(folder.join("guests"))?))
 }

@@ -62,15 +62,14 @@ pub fn is_subdomain(text: &str) -> bool {
 /// If Kubernetes would refuse it, or it is empty; in words for people.
 pub fn check_value(value: &str) -> Result<(), String> {
     if value.is_empty() {
-        return Err("it is empty; leave the key out where there is none".to_owned());
+        return Err("it is empty; leave out the key if it has no value".to_owned());
     }
     if value.len() > MAX_NAME {
-        return Err(format!("it has {} bytes, and Kubernetes takes {MAX_NAME} in a label", value.len()));
+        return Err(format!("it has {} bytes; Kubernetes allows at most {MAX_NAME} in a label", value.len()));
     }
     if !is_name(value) {
         return Err(
-            "Kubernetes takes in a label letters, digits, -, _ and ., beginning and ending with a letter or \
-                    digit"
+            "a label may have letters, digits, -, _ and ., and must begin and end with a letter or digit"
                 .to_owned(),
         );
     }
@@ -86,12 +85,14 @@ pub fn check_key(key: &str) -> Result<(), String> {
     if let Some(prefix) = prefix
         && !is_subdomain(prefix)
     {
-        return Err("before the / of a label's key stands a DNS name, such as example.com".to_owned());
+        return Err(
+            "the part of a label's key before the / must be a DNS name, such as example.com".to_owned()
+        );
     }
     if !is_name(name) {
         return Err(format!(
-            "the name of a label's key has up to {MAX_NAME} letters, digits, -, _ and ., beginning and ending with a \
-             letter or digit"
+            "the name of a label's key may have up to {MAX_NAME} letters, digits, -, _ and ., and must \
+             begin and end with a letter or digit"
         ));
     }
     Ok(())
@@ -107,7 +108,7 @@ pub fn check_settable(key: &str) -> Result<(), String> {
         return Err("set topology.region and topology.zone for that".to_owned());
     }
     if OF_KUBELET.contains(&key) || key.starts_with("failure-domain.beta.kubernetes.io/") {
-        return Err("kubelet, or the API server, sets that label by itself".to_owned());
+        return Err("kubelet or the API server sets that label itself".to_owned());
     }
     let Some((prefix, _)) = key.split_once('/') else { return Ok(()) };
     let is_in = |domain: &str| {
@@ -118,7 +119,7 @@ pub fn check_settable(key: &str) -> Result<(), String> {
     }
     if is_in("kubernetes.io") || is_in("k8s.io") {
         return Err(
-            "the API server (NodeRestriction) lets no kubelet set that label; use a domain of your own, or \
+            "the API server (NodeRestriction) does not let kubelets set that label; use a domain of your own, or \
                     node.kubernetes.io"
                 .to_owned(),
         );
@@ -176,9 +177,9 @@ mod tests {
             ("x.node-restriction.kubernetes.io/x", "NodeRestriction"),
             ("topology.csi.k8s.io/zone", "NodeRestriction"),
             ("k8s.io/x", "NodeRestriction"),
-            ("kubernetes.io/hostname", "by itself"),
-            ("node.kubernetes.io/instance-type", "by itself"),
-            ("failure-domain.beta.kubernetes.io/zone", "by itself"),
+            ("kubernetes.io/hostname", "label itself"),
+            ("node.kubernetes.io/instance-type", "label itself"),
+            ("failure-domain.beta.kubernetes.io/zone", "label itself"),
             ("a b", "letters"),
         ] {
             let told = check_settable(bad).unwrap_err();

@@ -138,7 +138,7 @@ impl Complaints {
         let admitted = self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
         match admitted {
             Some(0) => tracing::warn!("{problem}"),
-            Some(unsaid) => tracing::warn!("{problem} (and {unsaid} problems more before)"),
+            Some(unsaid) => tracing::warn!("{problem} (and {unsaid} more problems before)"),
             None => {}
         }
     }

@@ -131,10 +131,9 @@ fn capabilities(settings: &AgentSettings) -> Vec<&'static str> {
 /// The text of a drop-in for the agent's unit.
 pub fn drop_in(settings: &AgentSettings) -> String {
     match options(settings) {
-        Err(reason) => format!("# Nothing is taken away: {reason}.\n"),
+        Err(reason) => format!("# Nothing is restricted: {reason}.\n"),
         Ok(options) => {
-            let mut text =
-                "# What the settings of guestlet leave unused is taken away.\n[Service]\n".to_owned();
+            let mut text = "# Restricts what the settings of guestlet do not use.\n[Service]\n".to_owned();
             for (option, value) in options {
                 // Writing to a string cannot fail.
                 let _ = writeln!(text, "{option}={value}");
@@ -176,7 +175,7 @@ mod tests {
             "qga.block-rpcs = ['guest-exec']\n[[freeze.application]]\nkind = 'postgresql'\ntarget = '/x'\nuser = 'root'",
         ] {
             assert!(options(&settings(text)).is_err(), "{text}");
-            assert!(drop_in(&settings(text)).starts_with("# Nothing is taken away: "), "{text}");
+            assert!(drop_in(&settings(text)).starts_with("# Nothing is restricted: "), "{text}");
         }
     }
 

@@ -65,7 +65,7 @@ pub async fn reset_keys(path: &Path) -> anyhow::Result<Option<bool>> {
         match client.reset_keys(ResetKeysRequest {}).await {
             Ok(answer) => Ok(answer.into_inner().keyed),
             Err(status) if status.code() == Code::Unimplemented => bail!(
-                "the agent that runs is of an earlier version; restart it (systemctl restart guestlet), and repeat this"
+                "the running agent is of an earlier version; restart it (systemctl restart guestlet) and try again"
             ),
             Err(status) => bail!("{}", status.message()),
         }
@@ -123,7 +123,7 @@ pub fn table(status: &Status) -> String {
     lines.push((
         "host",
         match &status.host {
-            None => "nobody holds this guest".to_owned(),
+            None => "no host half holds this guest".to_owned(),
             Some(host) => format!("{}, for {}", host.host_name, age(status.held_since)),
         },
     ));
@@ -137,8 +137,8 @@ pub fn table(status: &Status) -> String {
             lines.push(("cluster", identity.cluster.clone()));
         }
     } else if status.host.is_some() {
-        let why = "not told so far: this host half takes no requests from this guest (it is of an earlier release, or the guest's \
-                   grants leave it no role for them)";
+        let why = "not known: this host half accepts no requests from this guest (it is of an earlier \
+                   release, or the guest's grants give it no role for them)";
         lines.push(("known there as", why.to_owned()));
     }
     lines.push(("freeze", freeze_words(&status.freeze.clone().unwrap_or_default())));
@@ -183,12 +183,12 @@ fn freeze_words(freeze: &FreezeStatus) -> String {
         return "nothing is frozen".to_owned();
     }
     if freeze.stage == "thawed" {
-        return format!("nothing is frozen; {}, which its client is still to be told", freeze.spoiled);
+        return format!("nothing is frozen; {}, which its client has not been told yet", freeze.spoiled);
     }
     let mut words = format!("{}, for {}, since {}", freeze.stage, freeze.holder, age(freeze.since));
     if let Some(left) = freeze.seconds_left {
         // Writing to a string cannot fail.
-        let _ = write!(words, "; thawed in {left}s whatever happens (guestlet thaw: now)");
+        let _ = write!(words, "; thaws by itself in {left}s (guestlet thaw does it now)");
     }
     if !freeze.file_systems.is_empty() {
         words = words + ": " + &freeze.file_systems.join(" ");

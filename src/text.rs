@@ -56,7 +56,7 @@ pub fn size(bytes: u64) -> String {
 /// # Errors
 /// With what is wrong, if it is none.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || "give a number, or one with K, M, G or T, such as 10G".to_owned();
+    let wrong = || "give a number, optionally with K, M, G or T, such as 10G".to_owned();
     let digits = text.trim_end_matches(|one: char| one.is_ascii_alphabetic());
     let shift = match &text[digits.len()..] {
         "" => 0,

@@ -77,7 +77,7 @@ pub fn guard(process: u32, folder: &Path, longest: Duration, hook_deadline: Dura
     stay()?;
     // Beside it: the disk that the program is on may hang, and the agent has to be heard meanwhile.
     if let Err(error) = thread("code", memory::bring_code) {
-        tracing::debug!("cannot bring the code: {error}");
+        tracing::debug!("cannot load the program's code into memory: {error}");
     }
     let end = match listen(process, longest)? {
         Word::Dismissed => return Ok(()),
@@ -119,7 +119,7 @@ pub async fn now(socket: &Path, folder: &Path, hook_deadline: Duration) -> anyho
         return Ok("nothing is frozen, and the agent is not running".to_owned());
     }
     drop(connected);
-    let thawed = status::thaw(socket).await.context("not everything is as it should be")?;
+    let thawed = status::thaw(socket).await.context("the thaw has failed or is incomplete")?;
     Ok(format!("thawed {thawed} file systems"))
 }
 
@@ -136,7 +136,7 @@ fn told(
         bail!("thawed {}; but {}", done.thawed.join(" "), done.problems.join("; "));
     }
     Ok(Some(format!(
-        "the agent is gone; thawed {} file systems: {}",
+        "the agent is not running; thawed {} file systems: {}",
         done.thawed.len(),
         done.thawed.join(" ")
     )))

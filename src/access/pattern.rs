@@ -22,7 +22,7 @@ pub enum NoPattern {
     #[error("has more than {LONGEST} bytes")]
     Long,
     /// As of a regular expression, or a glob of a shell.
-    #[error("has the character {0:?}, which patterns do not take; * stands for any number of characters")]
+    #[error("has the character {0:?}, which is not allowed in patterns; * matches any number of characters")]
     Character(char),
 }
 

@@ -68,12 +68,10 @@ impl Passed {
         for activation::Passed { socket, name } in self.0 {
             let what =
                 vsock::port(&socket).map_or("none of vsock".to_owned(), |port| format!("vsock port {port}"));
-            let words = format!("a socket that {name} passed is not used: {what}");
+            let words = format!("a socket that {name} passed is ignored: {what}");
             if name == API_UNIT {
                 // It is never restarted, and has the sockets that its unit named when it was started.
-                tracing::info!(
-                    "{words}; if the unit does not name that one any more, it goes with the next boot"
-                );
+                tracing::info!("{words}; if the unit no longer lists it, it disappears at the next boot");
             } else {
                 tracing::warn!("{words}");
             }

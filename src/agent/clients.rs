@@ -114,7 +114,8 @@ impl Places {
     fn take(&self, peer: &str, complaints: &Complaints) -> Option<Place> {
         let place = Arc::clone(&self.0).try_acquire_owned().ok();
         if place.is_none() {
-            complaints.tell(&format_args!("{peer}: {MAX_CLIENTS} clients are connected; one more is closed"));
+            complaints
+                .tell(&format_args!("{peer}: {MAX_CLIENTS} clients are connected; closing another one"));
         }
         place.map(Place)
     }

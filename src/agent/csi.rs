@@ -75,7 +75,7 @@ pub fn start(
     };
     let CsiSettings { driver, kubelet_root, node_socket, controller_socket, topology, .. } = settings;
     if let Some(key) = topology.iter().find(|key| *key != labels::HOST) {
-        tracing::warn!("csi.topology: no host half tells {key:?}; known is {:?}", labels::HOST);
+        tracing::warn!("csi.topology: unknown key {key:?}; use {:?}", labels::HOST);
     }
     let known = if topology.iter().any(|key| key == labels::HOST) {
         let (offered, known) = watch::channel(None);
@@ -107,7 +107,7 @@ pub fn start(
     let work = csi::sockets::run(guest.clone(), settings, known, way, shutdown.clone());
     supervisor.spawn("csi", async move {
         if let Err(error) = work.await {
-            tracing::error!("kubelet is not served any more: {error}");
+            tracing::error!("kubelet is no longer served: {error}");
         }
         shutdown.cancelled().await;
         Ok(())
@@ -126,7 +126,7 @@ fn stale_until(folder: &Path, topology: &[String], supervisor: &mut Supervisor) 
     }
     let until = before.is_some().then(|| Instant::now() + STALE);
     if until.is_some() {
-        tracing::info!("csi.topology has changed: the sidecars on this node are to start anew");
+        tracing::info!("csi.topology has changed: the sidecars on this node are made to restart");
     }
     let shutdown = supervisor.shutdown();
     supervisor.spawn("csi topology change", async move {
@@ -135,7 +135,7 @@ fn stale_until(folder: &Path, topology: &[String], supervisor: &mut Supervisor) 
         if shutdown.run_until_cancelled(settled).await.is_some()
             && let Err(error) = blocking::run(move || files::replace(&file, text.as_bytes())).await
         {
-            tracing::warn!("cannot keep what csi.topology is: {error}");
+            tracing::warn!("cannot store the value of csi.topology: {error}");
         }
         shutdown.cancelled().await;
         Ok(())
@@ -177,7 +177,7 @@ async fn offer(
                 Ok(None) => {}
                 Err(why) => {
                     if complaint.as_ref() != Some(&why) {
-                        tracing::warn!("kubelet is not told on which host this guest is: {why}");
+                        tracing::warn!("kubelet is not told which host this guest runs on: {why}");
                     }
                     complaint = Some(why);
                 }
@@ -237,7 +237,7 @@ mod tests {
         assert!(still.contains("guestlet.io/host still says one"), "{still}");
         assert!(host(standing(&"x".repeat(64), None)).unwrap_err().contains("64 bytes"));
         let nobody = Standing { node: None, ..standing("one", None) };
-        assert_eq!(host(nobody), Ok(Some("one".into())), "it is no Node yet, or that cannot be known");
+        assert_eq!(host(nobody), Ok(Some("one".into())), "it is not a Node yet, or that cannot be known");
     }
 
     #[tokio::test(start_paused = true)]

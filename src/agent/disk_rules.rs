@@ -56,7 +56,7 @@ struct Reader {
 impl Reader {
     async fn run(mut self, shutdown: CancellationToken) -> anyhow::Result<()> {
         while let Some(changed) = shutdown.run_until_cancelled(self.news.changed()).await {
-            changed.context("files are not watched any more")?;
+            changed.context("files are no longer watched")?;
             let quiet =
                 async { while let Ok(Ok(())) = tokio::time::timeout(QUIET, self.news.changed()).await {} };
             drop(tokio::time::timeout(PATIENCE, quiet).await);
@@ -73,12 +73,14 @@ impl Reader {
             match read {
                 Ok(list) => {
                     if rules.read > 1 || !list.is_empty() {
-                        tracing::info!("{} rules for disks are in force", list.len());
+                        tracing::info!("{} disk rules are in force", list.len());
                     }
                     (rules.list, rules.problem) = (Some(list.into()), None);
                 }
                 Err(error) => {
-                    tracing::error!("the rules for disks are wrong, and those before stay in force: {error}");
+                    tracing::error!(
+                        "the disk rules are invalid, and the previous ones stay in force: {error}"
+                    );
                     rules.problem = Some(error.to_string());
                 }
             }

@@ -73,7 +73,9 @@ pub fn parse(words: &[OsString]) -> Result<Asked, String> {
         Some("ls") => Action::List { json },
         Some("reset") => Action::Reset,
         _ => {
-            return Err("say what to do with the keys: guestlet trust ls, or guestlet trust reset".to_owned());
+            return Err(
+                "specify what to do with the keys: guestlet trust ls, or guestlet trust reset".to_owned()
+            );
         }
     };
     Ok(Asked { action, settings })
@@ -92,10 +94,10 @@ pub fn list(settings: TrustSettings, json: bool) -> String {
     }
     let mut text = match (found.is_keyed, own) {
         (false, _) => {
-            "This guest was given no key: whoever can open its vsock port may command it.\n".to_owned()
+            "This guest was given no key: anyone who can reach its vsock port can control it.\n".to_owned()
         }
         (true, None) => {
-            "This guest has no key of its own yet; it makes one for its first connection.\n".to_owned()
+            "This guest has no key of its own yet; it creates one for its first connection.\n".to_owned()
         }
         (true, Some(own)) => format!("This guest: {own}\n"),
     };
@@ -112,7 +114,7 @@ pub fn list(settings: TrustSettings, json: bool) -> String {
         }));
         text = format!("{text}\n{}", table(&rows));
     } else if found.is_keyed {
-        text += "It was given keys, and has none now: nobody is let in. See guestlet trust reset.\n";
+        text += "It was given keys, but has none now: no host half is accepted. See guestlet trust reset.\n";
     }
     for problem in &found.problems {
         text.extend(["wrong: ", problem, "\n"]);
@@ -143,9 +145,9 @@ pub fn forget(settings: TrustSettings) -> anyhow::Result<bool> {
 
 /// What `guestlet trust reset` has done, for people.
 pub fn forgotten(is_keyed: bool) -> String {
-    let mut text = "Forgotten: this guest's own key, and that it was ever given one.\n".to_owned();
+    let mut text = "Forgotten: this guest's own key, and that it was ever given keys.\n".to_owned();
     if is_keyed {
-        text += "It is given keys all the same, so that it makes itself a new one (guestlet trust ls).\n";
+        text += "It is still given keys, so it creates a new one (guestlet trust ls).\n";
     }
     text
 }
@@ -195,7 +197,7 @@ pub fn follow(keyring: &Keyring, supervisor: &mut Supervisor) {
         loop {
             drop(keyring.read().await);
             let Some(changed) = shutdown.run_until_cancelled(news.changed()).await else { return Ok(()) };
-            changed.context("files are not watched any more")?;
+            changed.context("files are no longer watched")?;
             while let Ok(Ok(())) = tokio::time::timeout(QUIET, news.changed()).await {}
         }
     });

@@ -76,7 +76,7 @@ pub struct Asked {
 /// # Errors
 /// In words for people.
 pub fn parse(words: &[OsString]) -> Result<Asked, String> {
-    const HELP: &str = "say what to do with receipts: guestlet receipts ls, show ID, or verify ID|FILE";
+    const HELP: &str = "specify what to do with receipts: guestlet receipts ls, show ID, or verify ID|FILE";
 
     let Words { plain, json, settings } = words::read(words, usize::MAX)?;
     let mut words = plain.into_iter();
@@ -158,7 +158,9 @@ fn envelope(clerk: &Clerk, id: &str) -> anyhow::Result<Vec<u8>> {
     }
     let found = clerk.get(id).with_context(|| format!("cannot read the receipt {id} in {directory}"))?;
     found.with_context(|| {
-        format!("there is no receipt {id} in {directory}; guestlet receipts ls lists those that there are")
+        format!(
+            "there is no receipt {id} in {directory}; guestlet receipts ls lists the receipts of this guest"
+        )
     })
 }
 
@@ -205,7 +207,7 @@ fn words(verdict: &Verdict, own: Option<Fingerprint>) -> String {
     let whose = match verdict {
         Verdict::Signed(key) if is_own(key, own) => ", the key of this guest",
         Verdict::Signed(_) => {
-            ", which is not the key of this guest: it has been replaced since, or another one made this"
+            ", which is not the key of this guest: the key was replaced since then, or another guest made this receipt"
         }
         _ => "",
     };

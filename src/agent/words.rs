@@ -30,7 +30,7 @@ pub fn read(words: &[OsString], most: usize) -> Result<Words, String> {
             Arg::Short('o') | Arg::Long("output") => match parser.value().map_err(told)?.to_str() {
                 Some("json") => found.json = true,
                 Some("table") => found.json = false,
-                _ => return Err("the output is table or json".to_owned()),
+                _ => return Err("the output must be table or json".to_owned()),
             },
             Arg::Value(word) if found.plain.len() < most => found.plain.push(word),
             argument => return Err(argument.unexpected().to_string()),

@@ -38,7 +38,7 @@ impl Connection {
             .map_err(failed)?;
         let about = fstat(&file).map_err(failed)?;
         if SFlag::from_bits_truncate(about.st_mode) & SFlag::S_IFMT != SFlag::S_IFSOCK {
-            return Err(Problem::new(format_args!("{name} is no socket")));
+            return Err(Problem::new(format_args!("{name} is not a socket")));
         }
         let own = Uid::effective();
         if about.st_uid != own.as_raw() {
@@ -195,7 +195,7 @@ mod tests {
         std::os::unix::fs::symlink(path("socket"), path("link")).unwrap();
         std::fs::write(path("file"), "").unwrap();
         for name in ["link", "file"] {
-            assert!(refused(&path(name)).contains("is no socket"), "{}", refused(&path(name)));
+            assert!(refused(&path(name)).contains("is not a socket"), "{}", refused(&path(name)));
         }
         assert!(refused(&path("missing")).contains("ENOENT"), "{}", refused(&path("missing")));
         drop(UnixListener::bind(path("left")).unwrap());

@@ -67,7 +67,7 @@ impl Answer {
     /// # Errors
     /// If it is no such document.
     pub fn parse(line: &[u8]) -> Result<Self, Problem> {
-        let wrong = |why| Problem::new(format_args!("its process answers something else: {why}"));
+        let wrong = |why| Problem::new(format_args!("its process sent an unexpected answer: {why}"));
         match serde_json::from_slice::<Self>(line).map_err(|error| wrong(error.to_string()))? {
             Self::Held { directories, .. } if directories.len() > MOST_DIRECTORIES => {
                 Err(wrong(format!("more than {MOST_DIRECTORIES} directories")))

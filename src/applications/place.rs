@@ -27,7 +27,7 @@ pub fn directory(path: &Path) -> Result<Directory, Problem> {
         .and_then(|info| info.take(4096).read_to_string(&mut text))
         .map_err(|error| failed(&error.to_string()))?;
     let mount = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    let mount = mount.ok_or_else(|| failed("the kernel does not say which mount it is on"))?;
+    let mount = mount.ok_or_else(|| failed("the kernel does not report which mount it is on"))?;
     Ok(Directory { path, mount })
 }
 

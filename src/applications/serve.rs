@@ -72,13 +72,13 @@ fn request() -> anyhow::Result<Option<Request>> {
     if line.is_empty() {
         return Ok(None);
     }
-    serde_json::from_slice(&line).map(Some).context("the agent asks for something else")
+    serde_json::from_slice(&line).map(Some).context("the agent sent an unexpected request")
 }
 
 fn tell(answer: &Answer) -> anyhow::Result<()> {
     let mut line = serde_json::to_vec(answer)?;
     if line.len() >= MOST_LINE {
-        line = serde_json::to_vec(&Answer::Failed("what it says of itself is too long".to_owned()))?;
+        line = serde_json::to_vec(&Answer::Failed("what it reports about itself is too long".to_owned()))?;
     }
     line.push(b'\n');
     let mut output = io::stdout().lock();

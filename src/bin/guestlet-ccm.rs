@@ -15,11 +15,11 @@ use guestlet::ccm::{self, Options};
 use guestlet::kubernetes::lease::Timing;
 use guestlet::wire::proto::v1::Announcing;
 
-/// Gives the Nodes and Services of a cluster of VMs what the host has for them, through the guestlet agent of its node.
+/// Cloud controller manager for a cluster of VMs: serves its Nodes and Services through the guestlet agent of its node.
 #[derive(Debug, Parser)]
 #[command(name = "guestlet-ccm", version = guestlet::VERSION)]
 struct Arguments {
-    /// How the API server is reached; in a pod its service account says it
+    /// Kubeconfig for the API server; in a pod, its service account is used by default
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The socket of this node's agent
@@ -31,34 +31,34 @@ struct Arguments {
     /// The namespace of the Lease cloud-controller-manager
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = "kube-system")]
     namespace: String,
-    /// For how many seconds the Lease lasts without being renewed; at least 3
+    /// How many seconds the Lease lasts without being renewed; at least 3
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
     lease: u64,
-    /// Where kubelet's probes are answered: /healthz, /livez and /readyz
+    /// Address on which kubelet's probes are served: /healthz, /livez and /readyz
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10268")]
     health: SocketAddr,
-    /// For how many seconds the host must say that a VM is gone before its Node is deleted
+    /// How many seconds the host must report that a VM is gone before its Node is deleted
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86400))]
     delete_after: u64,
-    /// For how many seconds a Node may wait to be recognised before an event says so
+    /// How many seconds a Node may wait to be recognised before an event reports it
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=86400))]
     tell_after: u64,
-    /// The network on the host whose addresses Nodes have; without it, the first interface with an address
+    /// The host's network from which Nodes get their addresses; by default that of the first interface with an address
     #[arg(long, value_name = "NETWORK")]
     management_network: Option<String>,
-    /// Nodes have internal addresses in this range only; may be given several times
+    /// Only use internal addresses of Nodes in this range; may be repeated
     #[arg(long, value_name = "CIDR")]
     node_cidr: Vec<Net>,
-    /// Further addresses of Nodes in this range are external ones; may be given several times
+    /// Treat further addresses of Nodes in this range as external; may be repeated
     #[arg(long, value_name = "CIDR")]
     external_cidr: Vec<Net>,
-    /// What becomes of the labels of region and zone when a VM runs somewhere else: update or keep
+    /// What happens to the labels of region and zone when a VM has moved elsewhere: update or keep
     #[arg(long, value_name = "WHAT", default_value = "update", value_parser = zone_change)]
     zone_change: ZoneChange,
-    /// Who announces addresses where the Service does not say it: kube-vip, none or host
+    /// Who announces addresses, unless the Service sets it: kube-vip, none or host
     #[arg(long, value_name = "WHO", default_value = "kube-vip", value_parser = announcing)]
     announce: Announcing,
-    /// The loadBalancerClass of the Services that are seen to
+    /// The loadBalancerClass of the Services that are handled
     #[arg(long, value_name = "CLASS", default_value = "guestlet.io/load-balancer")]
     load_balancer_class: String,
     /// Leave Services without a loadBalancerClass alone
@@ -73,12 +73,12 @@ fn zone_change(word: &str) -> Result<ZoneChange, String> {
     match word {
         "update" => Ok(ZoneChange::Update),
         "keep" => Ok(ZoneChange::Keep),
-        _ => Err("it is update or keep".to_owned()),
+        _ => Err("use update or keep".to_owned()),
     }
 }
 
 fn announcing(word: &str) -> Result<Announcing, String> {
-    announcing_of(word).ok_or_else(|| "it is kube-vip, none or host".to_owned())
+    announcing_of(word).ok_or_else(|| "use kube-vip, none or host".to_owned())
 }
 
 impl Arguments {
@@ -154,7 +154,7 @@ mod tests {
             "EXIT STATUS".to_owned(),
             vec![
                 Entry::new("0", "It was told to end."),
-                Entry::new("1", "Something failed, or it leads no more; standard error says what."),
+                Entry::new("1", "Something failed, or it is no longer the leader; standard error says what."),
                 Entry::new("2", "An option is wrong."),
             ],
         ));

@@ -16,7 +16,7 @@ const WRONG_SETTINGS: u8 = 78;
 #[derive(Debug, Parser)]
 #[command(name = "guestlet-host", version = guestlet::VERSION)]
 struct Arguments {
-    /// Settings; the *.toml files in the directory of the same name with .d for .toml are added
+    /// The settings file; *.toml files in the directory of the same name with .d instead of .toml are added
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// Check the settings and exit
@@ -36,7 +36,7 @@ struct Arguments {
 enum Command {
     /// Serve the VMs that KubeVirt runs on this node of a Kubernetes cluster
     Node {
-        /// How the API server is reached; in a pod its service account says it
+        /// Kubeconfig for the API server; in a pod, its service account is used by default
         #[arg(long, value_name = "FILE")]
         kubeconfig: Option<PathBuf>,
         /// The name of the Node
@@ -51,7 +51,7 @@ enum Command {
     },
     /// Plug volumes into the VMs that KubeVirt runs, for the nodes of a Kubernetes cluster
     Controller {
-        /// How the API server is reached; in a pod its service account says it
+        /// Kubeconfig for the API server; in a pod, its service account is used by default
         #[arg(long, value_name = "FILE")]
         kubeconfig: Option<PathBuf>,
         /// The namespace of guestlet's own objects
@@ -60,13 +60,13 @@ enum Command {
         /// The name of this replica
         #[arg(long, value_name = "NAME", env = "POD_NAME")]
         name: String,
-        /// Where nodes reach this replica; its port is that of kubevirt.controller in the settings
+        /// The address at which nodes reach this replica; its port is that of kubevirt.controller in the settings
         #[arg(long, value_name = "IP", env = "POD_IP")]
         address: IpAddr,
     },
     /// Write the seccomp profile of the node role into a directory, for kubelet
     SeccompProfile {
-        /// A directory below seccomp in kubelet's own
+        /// A directory below seccomp in kubelet's directory
         directory: PathBuf,
     },
 }
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
                 #[cfg(feature = "kubevirt")]
                 Role::Node(_) | Role::Controller(_) => String::new(),
             };
-            eprintln!("guestlet-host: the settings are good{vms}");
+            eprintln!("guestlet-host: the settings are valid{vms}");
         })
     } else {
         hostd::run(&options)
@@ -178,7 +178,7 @@ mod tests {
         sections.push((
             "EXIT STATUS".to_owned(),
             vec![
-                Entry::new("0", "It was told to end, or the settings are good (--check)."),
+                Entry::new("0", "It was told to end, or the settings are valid (--check)."),
                 Entry::new("1", "Something failed; standard error says what."),
                 Entry::new("78", "The settings are wrong; standard error says where."),
             ],

@@ -34,28 +34,28 @@ const LEFT_BEHIND: Duration = Duration::from_secs(1);
 const SOMETHING_IS_WRONG: u8 = 5;
 
 const GUESTLET_USAGE: &str = "\
-guestlet: the agent in a virtual machine, for QGA clients and for guestlet-host
+guestlet: the guest agent of a virtual machine, for QGA clients and for guestlet-host
 
 Usage: guestlet [OPTIONS]            run the agent
        guestlet status [-o json]     ask the running agent who holds this guest, and what it sees
        guestlet disks [-o json]      ask it which disks this guest has, and what each is used for
-       guestlet topology [-o json]   ask it where this guest runs, and what became of its Node's labels
+       guestlet topology [-o json]   ask it where this guest runs, and the state of its Node's labels
        guestlet topology --wait 30s  the same, as soon as that is known
-       guestlet topology --remove    take the labels out of the files of RKE2, k3s and kubeadm
-       guestlet doctor [-o json]     say what works, what is missing, and what to do (status 5 if something is wrong)
+       guestlet topology --remove    remove the labels from the files of RKE2, k3s and kubeadm
+       guestlet doctor [-o json]     show what works, what is missing, and what to do (status 5 if something is wrong)
        guestlet policy show [-o json]          show who may do what, and which line of the settings says so
        guestlet policy suggest [--file FILE]   write grants from audit records (default: those in audit.file)
        guestlet thaw                 thaw all file systems, with or without a running agent
-       guestlet receipts ls          list the receipts of freezes: what snapshots that were taken meanwhile are worth
-       guestlet receipts show ID     show one of them, and why it is not worth more
-       guestlet receipts verify ID|FILE        say whether it is as this guest has signed it (status 5 if not)
-       guestlet trust ls [-o json]   say which keys this guest was given, and its own
-       guestlet trust reset          forget its own key, and that it ever was given one
-       guestlet unit-options         show the options of the unit that take away what the settings leave unused
+       guestlet receipts ls          list the receipts of freezes, which prove how consistent a snapshot is
+       guestlet receipts show ID     show one of them, and why its level is not higher
+       guestlet receipts verify ID|FILE        verify that this guest has signed it (status 5 if not)
+       guestlet trust ls [-o json]   list the keys that this guest was given, and its own
+       guestlet trust reset          forget its own key, and that it was ever given keys
+       guestlet unit-options         show unit options that drop what the settings do not need
 
 ";
 const QEMU_GA_USAGE: &str = "\
-qemu-ga: the agent in a virtual machine, for QGA clients; this one is guestlet
+qemu-ga: the guest agent of a virtual machine, for QGA clients; this one is guestlet
 
 Usage: qemu-ga [OPTIONS]
 
@@ -250,9 +250,7 @@ fn tell_policy(words: &[OsString]) -> anyhow::Result<String> {
         (Verb::Suggest, Some(file)) => suggestions(&file),
         (Verb::Suggest, None) => {
             let file = load(asked.settings)?.audit_file;
-            suggestions(
-                &file.context("the settings have no audit.file; name the file of records with --file")?,
-            )
+            suggestions(&file.context("audit.file is not set; name the file of audit records with --file")?)
         }
     }
 }
@@ -305,7 +303,7 @@ fn end_freeze(words: &[OsString]) -> anyhow::Result<()> {
         // What is frozen must not stay so for a mistake in a file.
         Err(error) => {
             logging::init("guestlet", false, None)?;
-            tracing::warn!("{error}; looking where the marker usually is");
+            tracing::warn!("{error}; using the default path of the marker");
             let folder = settings::DEFAULT_STATE_FOLDER.into();
             (folder, settings::RUNTIME_FOLDER.into(), thaw::usual_hook_deadline())
         }
@@ -431,7 +429,7 @@ mod tests {
         assert!(options.len() > 15 && options.iter().all(|entry| !entry.meaning.is_empty()));
         let page = Page {
             name: "guestlet",
-            summary: "the agent in a virtual machine".to_owned(),
+            summary: "the guest agent of a virtual machine".to_owned(),
             synopsis: usage().iter().map(|(call, _)| (*call).to_owned()).collect(),
             description: vec![
                 "guestlet answers QEMU guest agent clients (libvirt, KubeVirt, Proxmox) on virtio-serial, and guestlet-host \

@@ -55,10 +55,10 @@ impl Known {
     fn stuck(&self, now: Instant) -> Option<String> {
         let late = |since: Instant, most: Duration| now.saturating_duration_since(since) >= most;
         if self.leads_until.is_some_and(|until| late(until, OVERDUE)) {
-            return Some("the Lease has ended, and this replica goes on".to_owned());
+            return Some("the Lease has expired, but this replica is still running".to_owned());
         }
         let stuck = self.beats.iter().find(|(_, last)| late(**last, STUCK));
-        stuck.map(|(part, _)| format!("nothing goes on with the {part}"))
+        stuck.map(|(part, _)| format!("no progress is made with the {part}"))
     }
 }
 
@@ -102,7 +102,7 @@ impl Health {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!("cannot accept a connection of a probe: {error}");
+                    tracing::warn!("cannot accept a connection for a probe: {error}");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -132,7 +132,7 @@ impl Health {
             (&Method::GET, _) => {
                 return (StatusCode::NOT_FOUND, "probes are at /healthz, /livez and /readyz\n".to_owned());
             }
-            _ => return (StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n".to_owned()),
+            _ => return (StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n".to_owned()),
         };
         match problem {
             None => (StatusCode::OK, "ok\n".to_owned()),
@@ -190,7 +190,7 @@ mod tests {
             assert_eq!(get(&health, "/healthz"), (200, "ok\n".to_owned()));
         }
         tokio::time::advance(STUCK).await;
-        assert_eq!(get(&health, "/livez"), (503, "nothing goes on with the Services\n".to_owned()));
+        assert_eq!(get(&health, "/livez"), (503, "no progress is made with the Services\n".to_owned()));
         // It was held up.
         pulse.next().await;
         assert_eq!(get(&health, "/livez").0, 200);

@@ -77,7 +77,7 @@ impl Host {
         }
         let socket = self.0.socket.display();
         let away = |why: String| {
-            Status::unavailable(format!("the agent of this node cannot be asked at {socket}: {why}"))
+            Status::unavailable(format!("the agent of this node cannot be reached at {socket}: {why}"))
         };
         let dialled = tokio::time::timeout(DIAL_DEADLINE, UnixStream::connect(&self.0.socket)).await;
         let stream = dialled
@@ -178,7 +178,7 @@ impl Host {
             is_sensible(balancer) && balancer.service.as_ref().is_some_and(|service| service.uid == of.uid)
         };
         let found = answer.load_balancer.filter(is_its);
-        found.ok_or_else(|| Status::unavailable("the host half's answer is not about this Service"))
+        found.ok_or_else(|| Status::unavailable("the host half answered about another Service"))
     }
 
     /// Gives back what a Service has; whether nothing is left of it.

@@ -92,7 +92,7 @@ impl Instance {
     pub fn new(told: v1::Instance) -> Result<Self, String> {
         let uid = told.vm_uid;
         if !is_uid(&uid) {
-            return Err(format!("{:?} is no identifier of a VM", clean(&uid)));
+            return Err(format!("{:?} is not the identifier of a VM", clean(&uid)));
         }
         if uid_of(&told.provider_id).as_ref() != Some(&uid) {
             let id = clean(&told.provider_id);
@@ -163,7 +163,7 @@ impl Instances {
             match Instance::new(told) {
                 Ok(instance) if self.all.len() >= MOST && !self.all.contains_key(&instance.uid) => {
                     wrong.push(format!(
-                        "the host half tells of more than {MOST} VMs; not of {}",
+                        "the host half reports more than {MOST} VMs; {} is left out",
                         instance.uid
                     ));
                 }

@@ -45,7 +45,7 @@ impl FromStr for Net {
     /// With or without a prefix, which is the whole address then.
     fn from_str(text: &str) -> Result<Self, String> {
         let (address, prefix) = text.split_once('/').map_or((text, None), |(one, two)| (one, Some(two)));
-        let wrong = || format!("{text:?} is no address with a prefix, such as 192.0.2.0/24");
+        let wrong = || format!("{text:?} is not an address with a prefix, such as 192.0.2.0/24");
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let prefix = match prefix {
             None => bits(address),

@@ -13,7 +13,7 @@ use crate::kubernetes::{code, refusal, words};
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refused {
     /// What has become of the object is heard of.
-    #[error("the object is not as it was, or not there any more")]
+    #[error("the object was changed or deleted meanwhile")]
     Other,
     /// Somebody does not let it be, and would not the next time: an admission webhook or policy, the roles, or the kind itself.
     #[error("{0}")]
@@ -39,7 +39,7 @@ impl Refused {
         let Self::Denied(why) = self else { return None };
         Some(News::warning(
             "ChangeRefused",
-            format!("it is not changed as its host wants it: {}", clean(why)),
+            format!("it is not changed to what its host asks for: {}", clean(why)),
         ))
     }
 }
@@ -89,7 +89,7 @@ mod tests {
         };
         let denial = "admission webhook \"services.example.org\" denied the request: no finalizers";
         for code in [400, 404, 409, 500] {
-            assert_eq!(told(code, denial), format!("it is not changed as its host wants it: {denial}"));
+            assert_eq!(told(code, denial), format!("it is not changed to what its host asks for: {denial}"));
         }
         assert_eq!([told(404, "not found"), told(409, "modified")], ["other", "other"]);
         assert_eq!(told(500, "failed calling webhook \"a\": timeout"), "failed");

@@ -71,17 +71,17 @@ pub fn run(options: Options) -> anyhow::Result<()> {
 async fn serve(options: Options) -> anyhow::Result<()> {
     let stop = termination()?;
     let config =
-        connect::config(options.kubeconfig.as_deref()).await.context("cannot ask the Kubernetes API")?;
+        connect::config(options.kubeconfig.as_deref()).await.context("cannot access the Kubernetes API")?;
     tracing::info!(
         server = %config.cluster_url,
         agent = %options.socket.display(),
-        "guestlet-ccm {}: waiting to lead",
+        "guestlet-ccm {}: waiting to become the leader",
         crate::VERSION
     );
-    let client = Client::try_from(config).context("cannot ask the Kubernetes API")?;
+    let client = Client::try_from(config).context("cannot access the Kubernetes API")?;
     let at = options.health;
     let listener = tcp::listen(at).with_context(|| format!("cannot answer probes at {at} (--health)"))?;
-    tracing::info!(address = %listener.local_addr()?, "probes are answered");
+    tracing::info!(address = %listener.local_addr()?, "serving probes");
     let mut supervisor = Supervisor::new();
     let shutdown = supervisor.shutdown();
     let problems = watch::Sender::new(Problems::new());
@@ -126,7 +126,7 @@ async fn lead(
         fence: fence.clone(),
         recorder: Arc::clone(&recorder),
         pulse: health.pulse("Nodes"),
-        teller: teller("the Nodes cannot be read, and what is known of them may be old"),
+        teller: teller("the Nodes cannot be read; what is known of them may be stale"),
     };
     let services = Services {
         client,
@@ -138,13 +138,12 @@ async fn lead(
         fence: fence.clone(),
         recorder,
         pulse: health.pulse("Services"),
-        teller: teller("the Services cannot be read, and what is known of them may be old"),
+        teller: teller("the Services cannot be read; what is known of them may be stale"),
     };
-    let of_instances = teller(
-        "the host half does not tell of the VMs of this cluster, and what is known of them may be old",
-    );
+    let of_instances =
+        teller("the host half does not report the VMs of this cluster; what is known of them may be stale");
     let of_balancers =
-        teller("the host half does not tell of load balancers, and what is known of them may be old");
+        teller("the host half does not report load balancers; what is known of them may be stale");
     let told = |until| {
         fence.extend(until);
         health.leads_until(until);
@@ -153,7 +152,7 @@ async fn lead(
         biased;
         why = leading.lost(told) => {
             fence.shut();
-            Err(anyhow::anyhow!("this replica leads no more: {why}"))
+            Err(anyhow::anyhow!("this replica is no longer the leader: {why}"))
         }
         () = shutdown.cancelled() => Ok(()),
         _ = async {

@@ -115,7 +115,7 @@ pub async fn instances(host: Host, known: watch::Sender<Instances>, teller: Tell
                     known.send_modify(|known| wrong = known.take(answer));
                 }
                 for why in wrong {
-                    tracing::warn!("a VM that the host half tells of is left out: {why}");
+                    tracing::warn!("a VM that the host half reports is ignored: {why}");
                 }
                 pace.gets_on(is_news)
             }

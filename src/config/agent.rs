@@ -410,23 +410,27 @@ mod tests {
     #[test]
     fn mistakes_are_found_with_file_and_line() {
         let cases = [
-            ("/etc/qemu/qemu-ga.conf", "[general]\nmethod=pigeon\n", "qemu-ga.conf:2: the method \"pigeon\""),
+            (
+                "/etc/qemu/qemu-ga.conf",
+                "[general]\nmethod=pigeon\n",
+                "qemu-ga.conf:2: unknown method \"pigeon\"",
+            ),
             (
                 "/etc/qemu/qemu-ga.conf",
                 "[general]\nverbose=yes\n",
                 "qemu-ga.conf:2: verbose: \"yes\" is not one of",
             ),
-            ("/etc/qemu/qemu-ga.conf", "verbose=1\n", "qemu-ga.conf:1: \"verbose=1\" stands before"),
+            ("/etc/qemu/qemu-ga.conf", "verbose=1\n", "qemu-ga.conf:1: \"verbose=1\" is before"),
             (
                 "/etc/qemu/qemu-ga.conf",
                 "[general]\n\nblock-rpcs=guest-exec guest-ping\n",
-                "qemu-ga.conf:3: block-rpcs: \"guest-exec guest-ping\" is not one name: separate names by commas, \
+                "qemu-ga.conf:3: block-rpcs: \"guest-exec guest-ping\" is more than one name: separate names by commas, \
                  as in guest-exec,guest-ping",
             ),
             (
                 "/etc/sysconfig/qemu-ga",
                 "# x\nBLACKLIST_RPC=\"guest-exec guest-ping\"\n",
-                "sysconfig/qemu-ga:2: block-rpcs: \"guest-exec guest-ping\" is not one name",
+                "sysconfig/qemu-ga:2: block-rpcs: \"guest-exec guest-ping\" is more than one name",
             ),
             ("/etc/sysconfig/qemu-ga", "FILTER_RPC_ARGS=--x\n", "sysconfig/qemu-ga:1: FILTER_RPC_ARGS: "),
             ("/etc/guestlet/agent.toml", "[qga]\n\nallow-rpcs = ['a;b']\n", "agent.toml:3: allow-rpcs: "),
@@ -435,12 +439,12 @@ mod tests {
             (
                 "/etc/guestlet/agent.d/1.toml",
                 "\n[[grant]]\nhost = 'qga'\nroles = ['all']\n",
-                "1.toml:4: there is no role",
+                "1.toml:4: unknown role",
             ),
             (
                 "/etc/guestlet/agent.d/1.toml",
                 "[trust]\nplain = ['all']\n",
-                "1.toml:2: trust.plain: there is no role",
+                "1.toml:2: trust.plain: unknown role",
             ),
             ("/etc/guestlet/agent.d/1.toml", "[policy]\nmode = 'off'\n", "1.toml:2: policy.mode is \"off\""),
         ];

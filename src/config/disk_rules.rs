@@ -132,9 +132,9 @@ pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> 
             if let Some(first) = taken.insert(rule.mount_point.clone(), rule.origin.clone()) {
                 let place = rule.mount_point.display();
                 return Err(if rule.file_system.as_deref() == Some(SWAP) {
-                    checker.wrong("match", format!("a second rule has this as swap space, first at {first}"))
+                    checker.wrong("match", format!("another rule uses this as swap space, at {first}"))
                 } else {
-                    let problem = format!("{place} is the mount point of a second rule, first at {first}");
+                    let problem = format!("{place} is also the mount point of the rule at {first}");
                     checker.wrong("mount-point", problem)
                 });
             }
@@ -165,8 +165,8 @@ impl Serials {
             let is_virtio = room == ROOMS[0].1;
             if let Some(first) = alike.iter().find(|other| may_be_one(rule, other, is_virtio)) {
                 return Some(format!(
-                    "the serial {serial:?} begins as that of the rule at {}, and a {kind} disk has room for no more \
-                     than the {room} bytes that are the same; let them differ before, or say which bus",
+                    "the serial {serial:?} has the same first {room} bytes as that of the rule at {}, and a \
+                     {kind} disk shows no more; use serial numbers that differ earlier, or set bus",
                     first.origin
                 ));
             }
@@ -220,14 +220,15 @@ impl Checker<'_> {
         let table = self.table.get_ref();
         let text = |value: &Option<Spanned<String>>| value.as_ref().map(|text| text.get_ref().clone());
         let Some(matcher) = table.r#match.as_ref().map(|value| value.get_ref().clone()) else {
-            return Err(self.wrong("", "[[disk]] has no match; say which disk, by its serial".to_owned()));
+            return Err(self
+                .wrong("", "[[disk]] has no match; select the disk, for instance by its serial".to_owned()));
         };
         let format_if_blank = table.format_if_blank.as_ref().is_some_and(|value| *value.get_ref());
         let file_system = text(&table.file_system);
         if matcher
             == (Match { partition: matcher.partition, serial: None, label: None, wwn: None, bus: None })
         {
-            let problem = "match says no serial, label, wwn or bus, and so means any disk";
+            let problem = "match has no serial, label, wwn or bus, and so matches any disk";
             return Err(self.wrong("match", problem.to_owned()));
         }
         if format_if_blank && matcher.label.is_some() {
@@ -235,7 +236,7 @@ impl Checker<'_> {
             return Err(self.wrong("format-if-blank", problem.to_owned()));
         }
         if format_if_blank && file_system.is_none() {
-            let problem = "format-if-blank needs to know the file-system to make";
+            let problem = "format-if-blank needs file-system, which is the one to create";
             return Err(self.wrong("format-if-blank", problem.to_owned()));
         }
         let mount_point = match file_system.as_deref() {
@@ -264,7 +265,7 @@ impl Checker<'_> {
     /// What swap space has instead of a mount point.
     fn swap(&self, matcher: &Match) -> Result<PathBuf, Error> {
         if self.table.get_ref().mount_point.is_some() {
-            return Err(self.wrong("mount-point", "swap space is mounted nowhere".to_owned()));
+            return Err(self.wrong("mount-point", "swap space has no mount point".to_owned()));
         }
         let Match { serial, label, wwn, bus, partition } = matcher;
         let words = [("serial", serial), ("label", label), ("wwn", wwn), ("bus", bus)];
@@ -285,7 +286,7 @@ impl Checker<'_> {
             return refuse("is a relative path; give one that starts with /");
         }
         if path.components().any(|part| part == Component::ParentDir) {
-            return refuse("has .. in it; say where that is");
+            return refuse("has .. in it; write the path without it");
         }
         if text.contains(char::is_control) || text.len() > LONGEST_PATH {
             return refuse("is too long, or has a control character in it");
@@ -293,14 +294,17 @@ impl Checker<'_> {
         // Without what means nothing: `.`, and slashes that are doubled or at the end.
         let path: PathBuf = path.components().collect();
         if path == Path::new("/") {
-            return refuse("is the root file system's");
+            return refuse("is that of the root file system");
         }
         if let Some(kernels) = KERNELS.iter().find(|kernels| path.starts_with(kernels)) {
-            return refuse(&format!("is in {kernels}, which is the kernel's"));
+            return refuse(&format!("is in {kernels}, which belongs to the kernel"));
         }
         let is_link = |place: &&Path| std::fs::symlink_metadata(place).is_ok_and(|found| found.is_symlink());
         if let Some(link) = path.ancestors().find(is_link) {
-            let why = format!("leads through the symbolic link {}; say where that is", link.display());
+            let why = format!(
+                "leads through the symbolic link {}; write the path that it leads to",
+                link.display()
+            );
             return refuse(&why);
         }
         Ok(path)
@@ -383,18 +387,18 @@ mod tests {
             (with("form = true"), "0.toml:4: unknown field `form`"),
             ("[[rule]]\n".to_owned(), "0.toml:1: unknown field `rule`"),
             ("[[disk]]\nmount-point = '/a'\n".to_owned(), "0.toml:1: [[disk]] has no match"),
-            (GOOD.replace("serial = 'a'", "partition = 1"), "0.toml:2: match says no serial"),
+            (GOOD.replace("serial = 'a'", "partition = 1"), "0.toml:2: match has no serial"),
             (GOOD.replace("serial", "name"), "0.toml:2: unknown field `name`"),
             (at("srv"), "0.toml:3: mount-point = \"srv\" is a relative path"),
             (at("/srv/../etc"), "0.toml:3: mount-point = \"/srv/../etc\" has .. in it"),
-            (at("/"), "0.toml:3: mount-point = \"/\" is the root file system's"),
+            (at("/"), "0.toml:3: mount-point = \"/\" is that of the root file system"),
             (at("/sys/x"), "0.toml:3: mount-point = \"/sys/x\" is in /sys"),
             (at(&through), "0.toml:3: mount-point = "),
             (with("mode = '0999'"), "0.toml:4: mode = \"0999\" is not a mode"),
             (with("mode = '+7'"), "0.toml:4: mode = \"+7\" is not a mode"),
             (with("mode = '17777'"), "0.toml:4: mode = \"17777\" is not a mode"),
             (with("mode = 750"), "0.toml:4: invalid type: integer `750`, expected a string"),
-            (with("format-if-blank = true"), "0.toml:4: format-if-blank needs to know the file-system"),
+            (with("format-if-blank = true"), "0.toml:4: format-if-blank needs file-system"),
             (
                 with("format-if-blank = true\nfile-system = 'ext4'").replace("serial", "label"),
                 "0.toml:4: a blank disk has no label",
@@ -407,10 +411,7 @@ mod tests {
         }
         assert!(loaded(&[&at(&through)]).unwrap_err().contains("leads through the symbolic link"));
         let twice = loaded(&[GOOD, &at("/srv/a/")]).unwrap_err();
-        assert!(
-            twice.starts_with("1.toml:3: /srv/a is the mount point of a second rule, first at "),
-            "{twice}"
-        );
+        assert!(twice.starts_with("1.toml:3: /srv/a is also the mount point of the rule at "), "{twice}");
         assert!(twice.ends_with("0.toml:1"), "{twice}");
     }
     #[test]
@@ -450,11 +451,8 @@ mod tests {
                 (Ok(_), None) => {}
                 (Err(error), Some(room)) => {
                     assert!(error.starts_with("1.toml:3: the serial "), "{error}");
-                    assert!(
-                        error.contains("begins as that of the rule at ") && error.contains("0.toml:1"),
-                        "{error}"
-                    );
-                    assert!(error.contains(&format!("than the {room} bytes")), "{error}");
+                    assert!(error.contains(&format!("has the same first {room} bytes as ")), "{error}");
+                    assert!(error.contains("0.toml:1, and a "), "{error}");
                 }
                 (other, _) => panic!("{one} {two}: {other:?}"),
             }

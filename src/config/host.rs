@@ -346,11 +346,11 @@ impl Source {
         let Parsed { vm, pool, address_pool, topology, kubevirt, .. } = &self.parsed;
         let vm = vm
             .first()
-            .map(|vm| self.wrong(vm, "VMs are found by the Kubernetes API; remove [[vm]]".to_owned()));
+            .map(|vm| self.wrong(vm, "VMs are found through the Kubernetes API; remove [[vm]]".to_owned()));
         let pool = pool.first().map(|pool| {
             self.wrong(
                 pool,
-                "there are no pools: volumes of VMs are claims of the Kubernetes cluster; remove [[pool]]"
+                "there are no pools: volumes are claims in the Kubernetes cluster; remove [[pool]]"
                     .to_owned(),
             )
         });
@@ -359,7 +359,8 @@ impl Source {
             self.wrong(pool, words.to_owned())
         });
         let topology = topology.as_ref().map(|topology| {
-            let words = "the labels of the Node say where a node is; remove [topology], and name further labels in kubevirt.node-labels";
+            let words = "the topology is read from the labels of the Node; remove [topology], and list \
+                         further labels in kubevirt.node-labels";
             self.wrong(topology, words.to_owned())
         });
         let kubevirt = kubevirt.as_ref().map(|kubevirt| {
@@ -387,7 +388,7 @@ impl Source {
             }
             Err(_) => {
                 let problem =
-                    format!("metrics = {found:?} is no address and port; write it like 127.0.0.1:9970");
+                    format!("metrics = {found:?} is not an address and port; write it like 127.0.0.1:9970");
                 Err(self.wrong(address, problem))
             }
         }
@@ -405,7 +406,7 @@ impl Source {
             return Ok(());
         };
         let first = format!("{}:{}", first.file.display(), super::line_of(&first.text, offset));
-        let problem = format!("{what} {value:?} is used a second time, first at {first}; change one");
+        let problem = format!("{what} {value:?} is already used at {first}; change one");
         Err(self.wrong(at, problem))
     }
 
@@ -424,7 +425,7 @@ impl Source {
         let found = self.absolute(key, path)?;
         if found.as_os_str().len() > MAX_SOCKET_PATH {
             let problem = format!(
-                "{key} is a path of {} bytes, and the kernel takes {MAX_SOCKET_PATH}; use a shorter one",
+                "{key} is a path of {} bytes, but the kernel allows {MAX_SOCKET_PATH}; use a shorter one",
                 found.as_os_str().len()
             );
             return Err(self.wrong(path, problem));

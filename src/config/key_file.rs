@@ -47,7 +47,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Entry<'_>>, Problem> {
         if let Some(rest) = text.strip_prefix('[') {
             match rest.strip_suffix(']') {
                 Some(name) if !name.is_empty() && !name.contains(['[', ']']) => group = Some(name),
-                _ => return Err(wrong(format!("{text:?} is no group's name; write it like [general]"))),
+                _ => return Err(wrong(format!("{text:?} is not a group's name; write it like [general]"))),
             }
             continue;
         }
@@ -55,7 +55,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Entry<'_>>, Problem> {
             return Err(wrong(format!("{text:?} is not one of key=value, [group] and # comment")));
         };
         let Some(group) = group else {
-            return Err(wrong(format!("{text:?} stands before the first group; write [general] above it")));
+            return Err(wrong(format!("{text:?} is before the first group; write [general] above it")));
         };
         entries.push(Entry { group, key: key.trim_ascii_end(), value: value.trim_ascii_start(), line });
     }
@@ -160,8 +160,8 @@ mod tests {
     fn what_glib_refuses_is_refused_with_its_line() {
         let cases: &[(&[u8], usize, &str)] = &[
             (b"verbose=true\n[general]\n", 1, "before the first group"),
-            (b"[general\nverbose=true\n", 1, "no group's name"),
-            (b"[]\n", 1, "no group's name"),
+            (b"[general\nverbose=true\n", 1, "not a group's name"),
+            (b"[]\n", 1, "not a group's name"),
             (b"[general]\n\nverbose\n", 3, "not one of key=value"),
             (b"[general]\n=x\n", 2, "not one of key=value"),
             (b"[general]\npath=\xff\n", 2, "not UTF-8"),

@@ -180,7 +180,8 @@ fn may_be_missing(path: &Path, error: &io::Error, required: bool) -> Result<(), 
         Some(link) => Err(Error::in_file(
             path,
             format!(
-                "cannot be read: {} is a link to nothing; mount its target before, or remove the link",
+                "cannot be read: {} is a dangling symbolic link; mount the file system of its target first, \
+                 or remove the link",
                 link.display()
             ),
         )),
@@ -286,7 +287,7 @@ mod tests {
             std::os::unix::fs::symlink("/nowhere/there", &at).unwrap();
             let main = folder.path().join("main.toml");
             let error = load::<Sample>(&main, false, &folder.path().join("d")).unwrap_err().to_string();
-            let expected = format!("{0}: cannot be read: {0} is a link to nothing", at.display());
+            let expected = format!("{0}: cannot be read: {0} is a dangling symbolic link", at.display());
             assert!(error.starts_with(&expected), "{error}");
         }
         let folder = tempfile::tempdir().unwrap();

@@ -51,7 +51,7 @@ pub enum Error {
     #[error("another copy is writing to {}", .0.display())]
     Busy(OsString),
     /// It is something else.
-    #[error("{} is there, and was not left by a copy; remove it", .0.display())]
+    #[error("{} exists and was not left behind by a copy; remove it", .0.display())]
     Foreign(OsString),
     /// The system's refusal.
     #[error(transparent)]

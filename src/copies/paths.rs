@@ -33,7 +33,7 @@ pub fn parts(path: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
     if parts.iter().all(|part| is_name(part)) {
         Ok(parts)
     } else {
-        Err("has a part that is no name: \".\", \"..\", nothing, NUL, or more than 255 bytes")
+        Err("has an invalid component: \".\", \"..\", empty, with NUL, or longer than 255 bytes")
     }
 }
 

@@ -257,7 +257,7 @@ fn changed(path: &[u8]) -> Failure {
     let path = String::from_utf8_lossy(path);
     Failure::new(
         FileFailure::Changed,
-        format!("{path} was changed while it was copied").trim_start().to_owned(),
+        format!("{path} changed while it was being copied").trim_start().to_owned(),
     )
 }
 

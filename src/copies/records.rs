@@ -98,7 +98,7 @@ impl Noted {
         // One that is locked is being written.
         let is_it = beneath::facts(&file).is_ok_and(|opened| opened.inode == facts.inode);
         if is_it && file.try_lock().is_ok() && beneath::remove(&directory, name).is_ok() {
-            tracing::info!("removed {}, which an interrupted copy has left", self.path.display());
+            tracing::info!("removed {}, which was left by an interrupted copy", self.path.display());
         }
     }
 }

@@ -60,7 +60,7 @@ impl Tree {
             None => (&path[..0], path),
         };
         if !paths::is_name(name) || (directory.is_empty() && path.len() != name.len()) {
-            return Err(Failure::last("the path has a part that is no name"));
+            return Err(Failure::last("the path has an invalid component"));
         }
         Ok(Spot { directory: self.directory(directory)?, name })
     }

@@ -118,7 +118,9 @@ impl<G: Guard> Writer<G> {
 
     fn open(&self, open: &OpenFiles) -> Result<(Opened, FilesOpened), Failure> {
         if !aside::is_id(open.id.as_bytes()) {
-            return Err(Failure::last("the identifier of a copy is not 16 of 0-9 and a-f"));
+            return Err(Failure::last(
+                "the identifier of a copy must be 16 hexadecimal digits in lower case",
+            ));
         }
         let path = tree::named(&self.base, &open.path)?;
         let (record, was_interrupted) = self.records.of(&open.id);
@@ -154,7 +156,7 @@ impl<G: Guard> Writer<G> {
         };
         let is_directory = beneath::facts(&directory).is_ok_and(|facts| facts.kind == Kind::Directory);
         if !is_directory {
-            let words = format!("{} is in no directory", String::from_utf8_lossy(&open.path));
+            let words = format!("{} has no parent directory", String::from_utf8_lossy(&open.path));
             return Err(Failure::last(words));
         }
         let (id, last) = (open.id.clone(), answer.last.clone());
@@ -174,7 +176,7 @@ impl<G: Guard> Writer<G> {
         let found = opened.tree.find(path)?;
         let facts = beneath::facts(&*found).map_err(Failure::io("look at", path))?;
         if facts.kind != Kind::Regular {
-            return Err(Failure::last(format!("{} is no file", String::from_utf8_lossy(path))).into());
+            return Err(Failure::last(format!("{} is not a file", String::from_utf8_lossy(path))).into());
         }
         self.guard.may(&found, None, false).map_err(Failure::denied)?;
         let mut file = beneath::read(&found).map_err(Failure::io("open", path))?;
@@ -198,11 +200,11 @@ impl<G: Guard> Writer<G> {
         let found = beneath::look(&spot.directory, beneath::name(spot.name));
         let found = found.map_err(Failure::io("look at", path))?;
         let Some(found) = found.filter(|found| found.kind == Kind::Directory) else {
-            let words = format!("{} is there, and is no directory", String::from_utf8_lossy(path));
+            let words = format!("{} exists and is not a directory", String::from_utf8_lossy(path));
             return Err(Failure::new(FileFailure::Exists, words).into());
         };
         if !is_new && make.has_to_be_new {
-            let words = format!("{} is there already", String::from_utf8_lossy(path));
+            let words = format!("{} already exists", String::from_utf8_lossy(path));
             return Err(Failure::new(FileFailure::Exists, words).into());
         }
         if is_new && *path == opened.last {
@@ -245,7 +247,7 @@ impl<G: Guard> Writer<G> {
             return Err(Failure::new(FileFailure::Exists, words).into());
         }
         if before.is_some() && !make.replace {
-            let words = format!("{} is there already", String::from_utf8_lossy(path));
+            let words = format!("{} already exists", String::from_utf8_lossy(path));
             return Err(Failure::new(FileFailure::Exists, words).into());
         }
         let failed = |error| Unmet::from(Failure::io("make the symbolic link", path)(error));
@@ -293,17 +295,15 @@ impl<G: Guard> Writer<G> {
         let before = beneath::look(&directory, beneath::name(name)).map_err(Failure::io("look at", path))?;
         let words = String::from_utf8_lossy(path);
         let refused =
-            |what: &str| Unmet::from(Failure::new(FileFailure::Exists, format!("{words} is {what}")));
+            |what: &str| Unmet::from(Failure::new(FileFailure::Exists, format!("{words} {what}")));
         match before.map(|before| before.kind) {
-            Some(_) if begin.keep => return Err(refused("there already")),
+            Some(_) if begin.keep => return Err(refused("already exists")),
             None | Some(Kind::Regular) => {}
-            Some(Kind::Directory) => return Err(refused("a directory, which no file replaces")),
+            Some(Kind::Directory) => return Err(refused("is a directory, which a file does not replace")),
             Some(Kind::Symlink) => {
-                return Err(refused(
-                    "a symbolic link, through which nothing is written: remove it, or name what it leads to",
-                ));
+                return Err(refused("is a symbolic link, which is not followed: remove it, or name its target"));
             }
-            Some(Kind::Special) => return Err(refused("a device, a pipe or a socket")),
+            Some(Kind::Special) => return Err(refused("is a device, a pipe or a socket")),
         }
         let mut aside = Aside::open(&directory, name, &opened.id).map_err(|error| match error {
             aside::Error::System(error) => Failure::io("write", path)(error),
@@ -325,7 +325,7 @@ impl<G: Guard> Writer<G> {
             if at == 0 {
                 aside.remove();
             }
-            let words = format!("there is no room for {words}: it has {needs} bytes, and {has} are free");
+            let words = format!("not enough space for {words}: it has {needs} bytes, and {has} are free");
             return Err(Failure::last(words).into());
         }
         opened.record.note(aside.directory(), aside.name(), aside.facts(), begin.size > LARGE);
@@ -361,7 +361,7 @@ impl<G: Guard> Writer<G> {
         if writing.at != finish.size || writing.digest.value() != finish.sha256 {
             writing.aside.remove();
             let words = format!(
-                "{} did not arrive as it was sent: its SHA-256 is another one",
+                "{} did not arrive as it was sent: its SHA-256 differs",
                 String::from_utf8_lossy(&path)
             );
             return Err(Failure::new(FileFailure::Digest, words).into());

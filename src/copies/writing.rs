@@ -71,7 +71,7 @@ impl Writing {
 
     pub fn data(&mut self, data: &FileData) -> Result<(), Unmet> {
         if data.offset != self.at || data.data.len() > PIECE {
-            return Err(Failure::last("the content has a gap, or comes in too large pieces").into());
+            return Err(Failure::last("the content has a gap, or a piece is too large").into());
         }
         let written = self.aside.file().write_all_at(&data.data, self.at);
         written.map_err(Failure::io("write", &self.path))?;

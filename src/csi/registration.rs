@@ -55,7 +55,7 @@ impl Registration for Service {
             tracing::info!("kubelet has registered the driver {driver}");
         } else {
             let why: String = error.chars().filter(|c| !c.is_control()).take(LONGEST).collect();
-            tracing::error!("kubelet does not register the driver {driver}: {why}");
+            tracing::error!("kubelet has not registered the driver {driver}: {why}");
         }
         Ok(Response::new(proto::RegistrationStatusResponse {}))
     }

@@ -54,10 +54,10 @@ enum Error {
     #[error("cannot make the directory {}", .0.display())]
     Folder(PathBuf, #[source] io::Error),
     /// A link leads to somewhere else.
-    #[error("a symbolic link leads from {} to {}, outside of kubelet's directory; remove the link", .0.display(), .1.display())]
+    #[error("{} is a symbolic link to {}, outside kubelet's directory; remove the link", .0.display(), .1.display())]
     Outside(PathBuf, PathBuf),
     /// The folder where kubelet looks for drivers is a link.
-    #[error("{} is a symbolic link, behind which kubelet finds no driver when it starts; make it a directory", .0.display())]
+    #[error("{} is a symbolic link, and kubelet finds no driver behind it when it starts; make it a directory", .0.display())]
     Link(PathBuf),
     /// A socket cannot be listened on.
     #[error(transparent)]
@@ -173,7 +173,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
             // Nobody is accepted for that long.
             tokio::time::sleep(QUIET).await;
             if self.are_there(&listeners).await.is_ok_and(|there| !there) {
-                tracing::info!("the sockets for kubelet are gone; making them again");
+                tracing::info!("the sockets for kubelet are gone; creating them again");
             }
         }
     }

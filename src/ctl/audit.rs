@@ -117,7 +117,7 @@ fn load(path: &Path, printer: &mut Printer) -> Result<Vec<Dated>, Error> {
     let file = File::open(path).and_then(|file| read(BufReader::new(file)));
     let Records { records, damaged } = file.map_err(|error| Error::AuditFile(path.to_owned(), error))?;
     if damaged > 0 {
-        printer.warn(&format!("{}: {damaged} lines are no records, and are left out", path.display()));
+        printer.warn(&format!("{}: {damaged} lines are not records, and are ignored", path.display()));
     }
     Ok(records)
 }

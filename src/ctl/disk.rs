@@ -156,7 +156,9 @@ pub async fn run(
             let disk = answer_within(call, &vm, ANSWER_DEADLINE).await?;
             let seen = match disk.guest.clone().and_then(|guest| guest.view) {
                 Some(View::Name(name)) => format!("The guest sees it as {name}.\n"),
-                Some(View::Problem(problem)) => format!("Whether the guest sees it: {problem}.\n"),
+                Some(View::Problem(problem)) => {
+                    format!("It is not known whether the guest sees it: {problem}.\n")
+                }
                 None => String::new(),
             };
             Ok(printer.value(&Value::from(disk.clone()), || rows(&[disk]) + &seen)?)
@@ -168,7 +170,7 @@ pub async fn run(
             let was_attached = answer.was_attached;
             let words = if was_attached { "detached" } else { "was not attached" };
             let not_released = Some(answer.not_released).filter(|why| !why.is_empty());
-            let why = not_released.as_ref().map(|why| format!("The guest had not let go of it: {why}\n"));
+            let why = not_released.as_ref().map(|why| format!("The guest had not released it: {why}\n"));
             let words = format!("{serial}: {words}\n{}", why.unwrap_or_default());
             Ok(printer.value(&Detached { serial, was_attached, not_released }, || words)?)
         }
@@ -221,7 +223,7 @@ fn request(name: String, new: New) -> Result<AttachDiskRequest, Error> {
 fn absolute(file: &Path) -> Result<String, Error> {
     let wrong = |problem| Error::File(file.to_owned(), problem);
     let path = std::path::absolute(file).map_err(|_| wrong("names nothing"))?;
-    path.into_os_string().into_string().map_err(|_| wrong("is no UTF-8"))
+    path.into_os_string().into_string().map_err(|_| wrong("is not UTF-8"))
 }
 
 impl From<AttachedDisk> for Value {

@@ -19,7 +19,7 @@ pub async fn run(mut client: Client, printer: &mut Printer, name: String) -> Res
     printer.value(&disks, || rows(&told))?;
     if told.session() != SessionState::Connected {
         let time = words::time(told.last_heard.as_ref());
-        printer.warn(&format!("there is no session with {name} now: this is how its disks were at {time}"));
+        printer.warn(&format!("there is no session with {name} now; these are its disks as of {time}"));
     }
     Ok(())
 }

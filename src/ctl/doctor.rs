@@ -52,7 +52,7 @@ pub fn findings(root: Option<&Path>, asked: Result<Asked, Error>) -> Vec<Finding
         Ok((status, Err(error))) => {
             let mut found = examine(root, Ok((&status, &[])));
             let says = format!("it does not list its VMs: {error}");
-            found.push(Finding::wrong("VMs", says, "see to what is wrong above; it may have just started"));
+            found.push(Finding::wrong("VMs", says, "fix what is wrong above; or it has only just started"));
             found
         }
         Err(error) => examine(root, Err(&error)),
@@ -65,7 +65,8 @@ fn examine(root: Option<&Path>, answer: Result<(&HostStatus, &[VirtualMachine]),
         Err(error) => {
             let remedy = match error {
                 Error::NoSocket(_) | Error::NobodyAnswers(_) => {
-                    "journalctl --unit guestlet-host says why it ended, if it did; guestlet-host --check checks the settings"
+                    "journalctl --unit guestlet-host shows why it stopped, if it did; guestlet-host --check \
+                     checks the settings"
                 }
                 Error::Forbidden(_) => "",
                 _ => "systemctl restart guestlet-host",
@@ -75,8 +76,7 @@ fn examine(root: Option<&Path>, answer: Result<(&HostStatus, &[VirtualMachine]),
     };
     let mut found = vec![daemon(status), settings(status)];
     found.extend(status.backend_problems.iter().map(|problem| {
-        let remedy =
-            "is the API server reached, and may the service account read it? (packaging/kubernetes/host)";
+        let remedy = "can it reach the API server, and may the service account read from it? (packaging/kubernetes/host)";
         Finding::wrong("cluster", problem.clone(), remedy)
     }));
     found.extend(status.advice.iter().map(advice));
@@ -87,7 +87,7 @@ fn examine(root: Option<&Path>, answer: Result<(&HostStatus, &[VirtualMachine]),
 
 fn daemon(status: &HostStatus) -> Finding {
     let mut says = format!(
-        "guestlet-host {} runs: {} of {} VMs connected",
+        "guestlet-host {} is running: {} of {} VMs connected",
         status.version, status.connected, status.virtual_machines
     );
     if status.without_vsock > 0 {
@@ -100,7 +100,7 @@ fn daemon(status: &HostStatus) -> Finding {
     let remedy = if status.node.is_empty() {
         "systemctl restart guestlet-host"
     } else {
-        "let the image of guestlet in the cluster and this guestctl be of one version"
+        "use the same version of guestlet in the cluster and of this guestctl"
     };
     Finding::note("guestlet-host", says, remedy)
 }
@@ -111,14 +111,14 @@ fn settings(status: &HostStatus) -> Finding {
         return Finding::wrong(
             "settings",
             status.settings_problem.clone(),
-            "correct them; the settings before stay in force until then",
+            "fix them; the previous settings stay in force until then",
         );
     }
     if status.virtual_machines == 0 && status.node.is_empty() {
         return Finding::note(
             "settings",
             format!("{file} lists no VM"),
-            "a [[vm]] table for each VM: name, uuid, vsock-cid",
+            "add a [[vm]] table for each VM: name, uuid, vsock-cid",
         );
     }
     Finding::good("settings", format!("{file} is in force"))
@@ -156,15 +156,15 @@ fn vm(vm: &VirtualMachine) -> Finding {
     let subject = subject.as_str();
     match vm.session() {
         SessionState::Connected if !vm.power_problem.is_empty() => {
-            let says = format!("connected; its hypervisor does not answer: {}", vm.power_problem);
+            let says = format!("connected, but its hypervisor does not answer: {}", vm.power_problem);
             Finding::note(
                 subject,
                 says,
-                "QEMU serves one client on each QMP socket: give it one for guestlet-host alone",
+                "QEMU serves one client on each QMP socket: add one that only guestlet-host uses",
             )
         }
         SessionState::Connected if vm.callback() != CallbackState::Open && !vm.callback_reason.is_empty() => {
-            let says = format!("connected, but this guest cannot ask: {}", vm.callback_reason);
+            let says = format!("connected, but this guest cannot make calls: {}", vm.callback_reason);
             Finding::wrong(subject, says, "in the guest: guestlet doctor")
         }
         SessionState::Connected => {
@@ -175,7 +175,7 @@ fn vm(vm: &VirtualMachine) -> Finding {
             Finding::good(subject, format!("it is {}", words::power(vm.power())))
         }
         SessionState::Elsewhere => {
-            Finding::good(subject, format!("its agent is asked by the guestlet-host of its {}", vm.dial))
+            Finding::good(subject, format!("its agent is served by the guestlet-host of its {}", vm.dial))
         }
         SessionState::NoVsock if vm.lacks_vsock => {
             Finding::wrong(subject, vm.reason.clone(), vm.remedy.clone())

@@ -85,6 +85,6 @@ mod tests {
         assert_eq!(event("asked").words(), "thawed by a thaw, for -");
         assert_eq!(event("failed").words(), "not frozen, for -");
         assert_eq!(event("later").words(), "thawed (later), for -");
-        assert_eq!(event("").words(), "thawed by itself: nobody had asked for it in time");
+        assert_eq!(event("").words(), "thawed by itself: no thaw was requested in time");
     }
 }

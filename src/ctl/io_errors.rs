@@ -48,11 +48,11 @@ pub fn words(error: &v1::IoError) -> String {
         IoOperation::Unspecified => "read or written",
     };
     let reason = match (error.reason.as_str(), error.no_space) {
-        ("", true) => ": there is no room left on the host".to_owned(),
+        ("", true) => ": there is no space left on the host".to_owned(),
         ("", false) => String::new(),
         (reason, _) => format!(": {reason}"),
     };
-    let stopped = if error.stopped { "; the VM stands still until it is resumed" } else { "" };
+    let stopped = if error.stopped { "; the VM is paused until it is resumed" } else { "" };
     format!("disk {} cannot be {what}{reason}{stopped}", error.disk)
 }
 
@@ -79,7 +79,8 @@ mod tests {
             time: Some(prost_types::Timestamp::default()),
             ..v1::IoError::default()
         };
-        let expected = "disk data-1 cannot be written: there is no room left on the host; the VM stands still until it is resumed";
+        let expected = "disk data-1 cannot be written: there is no space left on the host; the VM is paused \
+                        until it is resumed";
         assert_eq!(words(&full), expected);
         let later = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(5);
         assert_eq!(long_words(&full, later), format!("{expected} (/a.raw, 2 times, last 5s ago)"));

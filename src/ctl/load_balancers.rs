@@ -104,7 +104,7 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
             let request = RemoveClusterLoadBalancerRequest { cluster, service_uid };
             let call = async { client.remove_cluster_load_balancer(request).await.map_err(said) };
             answer(call, "").await?;
-            let words = format!("{uid}: given back\n");
+            let words = format!("{uid}: released\n");
             printer.value(&Removed { removed: uid }, || words)?;
         }
         Action::Pools => {

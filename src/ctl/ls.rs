@@ -155,8 +155,9 @@ pub fn show(printer: &mut Printer, mut vms: Vec<VirtualMachine>, list: &List) ->
 
 fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
     let age = words::age(status.settings_since.as_ref(), now);
-    let settings = (!status.settings_problem.is_empty())
-        .then(|| format!("the settings of {age} ago are in force: {}", status.settings_problem));
+    let settings = (!status.settings_problem.is_empty()).then(|| {
+        format!("the settings are invalid, and those of {age} ago stay in force: {}", status.settings_problem)
+    });
     let backend = status.backend_problems.iter().cloned();
     let all: Vec<_> = settings.into_iter().chain(backend).collect();
     (!all.is_empty()).then(|| all.join("; "))

@@ -58,8 +58,8 @@ pub fn parse_root(text: &str) -> Result<String, String> {
     let is_normal = path.components().collect::<PathBuf>().as_os_str() == text
         && !path.components().any(|part| part.as_os_str() == "..");
     if !path.is_absolute() || text == "/" || !is_normal || !text.chars().all(plain) {
-        return Err("it must be an absolute path of letters, digits, '.', '_' and '-', without '..' and without a slash \
-                    at its end"
+        return Err("it must be an absolute path of letters, digits, '.', '_' and '-', without '..' and \
+                    without a trailing slash"
             .to_owned());
     }
     Ok(text.to_owned())

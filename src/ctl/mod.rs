@@ -154,7 +154,8 @@ pub enum Error {
     NobodyAnswers(PathBuf),
     /// The socket is for root, as there are no rules of access.
     #[error(
-        "you may not open {0}; run guestctl as root, or have root add an [[access]] table for you to the settings of guestlet-host"
+        "permission denied on {0}; run guestctl as root, or have root add an [[access]] table for you to \
+         the settings of guestlet-host"
     )]
     Forbidden(PathBuf),
     /// The socket cannot be opened for another reason.
@@ -167,16 +168,16 @@ pub enum Error {
     #[error("guestlet-host does not answer")]
     Silent,
     /// No such VM.
-    #[error("guestlet-host knows no VM named {0:?}; guestctl ls lists those it knows")]
+    #[error("guestlet-host knows no VM named {0:?}; guestctl ls lists the VMs")]
     UnknownVm(String),
     /// No VM of a list has one of the names.
-    #[error("no VM matches {0:?}; guestctl ls without names lists those that there are")]
+    #[error("no VM matches {0:?}; guestctl ls without names lists all VMs")]
     NoneListed(String),
     /// A ping failed.
     #[error("{0}")]
     Ping(String),
     /// A guest takes longer than somebody wants to wait.
-    #[error("no answer within {} s: whether the guest did it is not known", .0.as_secs())]
+    #[error("no answer within {} s: it is not known whether the guest did it", .0.as_secs())]
     Late(Duration),
     /// Something did not come to be, although the guest was asked for it; all that is known.
     #[error("{0}")]
@@ -204,7 +205,7 @@ pub enum Error {
     Call(Status),
     /// There are no records but those in the journal.
     #[error(
-        "guestlet-host writes no audit file; name one in its settings and restart it: [audit] file = \
+        "guestlet-host writes no audit file; set one in its settings and restart it: [audit] file = \
          \"/var/log/guestlet-host/audit.json\" (the records are in its journal as well: journalctl -u guestlet-host -g ^audit:)"
     )]
     NoAuditFile,
@@ -212,7 +213,7 @@ pub enum Error {
     #[error("cannot read the audit file {0}")]
     AuditFile(PathBuf, #[source] io::Error),
     /// What guestctl proxy was started with is no pipe.
-    #[error("guestctl proxy is for another guestctl, which starts it with pipes")]
+    #[error("guestctl proxy is started by another guestctl, over pipes")]
     NoPipe(#[source] io::Error),
     /// A cluster cannot be asked.
     #[error(transparent)]

@@ -107,9 +107,9 @@ fn words(event: &VirtualMachineEvent) -> String {
         Some(Kind::IoError(error)) => io_errors::words(error),
         Some(Kind::GuestEvent(event)) => match &event.kind {
             Some(kind) => happening(kind).words(),
-            None => "an event that this guestctl does not know".to_owned(),
+            None => "an event of a kind that this guestctl does not know".to_owned(),
         },
-        None => "something that this guestctl does not know".to_owned(),
+        None => "something of a kind that this guestctl does not know".to_owned(),
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
             ),
             (
                 guest(event::Kind::AgentReady(v1::AgentReady { missed: 3, ..v1::AgentReady::default() })),
-                "agent ready, 3 events were missed",
+                "agent ready, 3 events missed",
             ),
             (
                 guest(event::Kind::InterfacesChanged(v1::InterfacesChanged {

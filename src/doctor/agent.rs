@@ -58,7 +58,7 @@ pub fn settings(patient: &Patient<'_>) -> Finding {
         Err(error) => Finding::wrong(
             "settings",
             error.to_string(),
-            "correct that line; until then the agent does not start",
+            "fix that line; until then the agent does not start",
         ),
     }
 }
@@ -71,15 +71,15 @@ pub fn running(patient: &Patient<'_>) -> Finding {
             return Finding::wrong(
                 "agent",
                 why.clone(),
-                "journalctl --unit guestlet says why it ended, if it did",
+                "journalctl --unit guestlet shows why it stopped, if it did",
             );
         }
     };
     let version = answer.status.guest.as_ref().map(|guest| guest.agent_version.as_str()).unwrap_or_default();
     if version == crate::VERSION {
-        return Finding::good("agent", format!("guestlet {version} runs"));
+        return Finding::good("agent", format!("guestlet {version} is running"));
     }
-    let says = format!("guestlet {version} runs, and {} is installed", crate::VERSION);
+    let says = format!("guestlet {version} is running, but {} is installed", crate::VERSION);
     Finding::note("agent", says, "systemctl restart guestlet")
 }
 
@@ -91,8 +91,8 @@ pub fn namespace(patient: &Patient<'_>) -> Option<Finding> {
     (its != everybodys).then(|| {
         Finding::wrong(
             "mounts",
-            "the agent has a mount namespace of its own: nobody else sees what it mounts",
-            "systemctl cat guestlet: take out the option that makes one (ProtectSystem=, PrivateTmp= and the like)",
+            "the agent has its own mount namespace: other processes do not see what it mounts",
+            "systemctl cat guestlet: remove the option that creates one (such as ProtectSystem= or PrivateTmp=)",
         )
     })
 }
@@ -113,7 +113,7 @@ pub fn privileges(patient: &Patient<'_>) -> Option<Finding> {
     match privileges::options(settings) {
         // Not SYS_MODULE and the like: containers, and units that people made, are without them on purpose.
         Err(reason) if !has("SYS_TIME") || !has("SETUID") => {
-            let says = format!("the unit takes privileges away, although {reason}");
+            let says = format!("the unit drops privileges, although {reason}");
             Some(Finding::wrong("privileges", says, RELOAD))
         }
         Err(reason) => Some(Finding::good("privileges", format!("all: {reason}"))),
@@ -123,7 +123,7 @@ pub fn privileges(patient: &Patient<'_>) -> Option<Finding> {
             let lacking: Vec<_> = needed.iter().filter(|name| !has(name)).copied().collect();
             let spare = CAPABILITIES.iter().filter(|name| has(name)).count() > needed.len();
             Some(if !lacking.is_empty() {
-                let says = format!("the unit takes away {}, which the settings need", lacking.join(", "));
+                let says = format!("the unit drops {}, which the settings need", lacking.join(", "));
                 Finding::wrong("privileges", says, RELOAD)
             } else if spare {
                 Finding::note("privileges", "more than the settings need", RELOAD)

@@ -65,7 +65,7 @@ pub fn qga(patient: &Patient<'_>) -> Option<Finding> {
         let (says, remedy) = if names.iter().any(|name| name == PORT) {
             (
                 format!("the port {PORT} is there, but {shown} is not"),
-                "udev makes it: udevadm trigger --subsystem-match=virtio-ports",
+                "udev creates it: udevadm trigger --subsystem-match=virtio-ports",
             )
         } else {
             let what = format!("this VM has no channel {PORT} ({shown} is missing); the agent waits for it");
@@ -80,10 +80,11 @@ pub fn qga(patient: &Patient<'_>) -> Option<Finding> {
     let agent = patient.answer.as_ref().ok().and_then(|answer| answer.process);
     let holders = openers(patient.root, &device, agent);
     Some(if holders.is_empty() {
-        Finding::good(subject, format!("the channel {shown} is there"))
+        Finding::good(subject, format!("the channel {shown} is present"))
     } else {
-        let says = format!("{shown} is held by {}: the agent gets it when that ends", holders.join(", "));
-        Finding::wrong(subject, says, "end that program, and keep it from starting again")
+        let says =
+            format!("{shown} is in use by {}: the agent gets it when that program ends", holders.join(", "));
+        Finding::wrong(subject, says, "stop that program, and disable it")
     })
 }
 
@@ -132,16 +133,15 @@ pub fn grants(patient: &Patient<'_>) -> Option<Finding> {
     let settings = patient.settings.ok()?;
     let rules = &settings.rules;
     if rules.mode == Mode::Audit {
-        let says = "policy.mode is \"audit\": what no grant gives is written down, and passes";
-        let remedy = "guestlet policy suggest writes the grants; then take policy.mode out";
+        let says = "policy.mode is \"audit\": calls that no grant allows are recorded, but not denied";
+        let remedy = "guestlet policy suggest writes the grants; then remove policy.mode";
         return Some(Finding::note("grants", says, remedy));
     }
     let for_keys = |host: &Host| !matches!(host, Host::Qga | Host::Plain);
     let has_grant = rules.grants.iter().any(|grant| for_keys(&grant.host));
     (has_grant && !rules.has_grant_for(&Host::Qga) && privileges::may_call(settings, "guest-exec")).then(
         || {
-            let says =
-                "host halves are held to their grants, and QGA clients may run programs and read files";
+            let says = "grants limit host halves, but QGA clients may run programs and read files";
             let remedy =
                 "add a [[grant]] with host = \"qga\" and roles such as [\"status\", \"freeze\", \"power\"]";
             Finding::note("grants", says, remedy)
@@ -187,12 +187,12 @@ pub fn vsock(patient: &Patient<'_>) -> Option<Finding> {
         let says = "the agent does not listen on vsock";
         return Some(Finding::wrong(subject, says, "systemctl restart guestlet"));
     }
-    let says = format!("the device is there; {control}");
+    let says = format!("the device is present; {control}");
     Some(if !control.starts_with("vsock") || control.contains("held by") {
         Finding::good(subject, says)
     } else {
-        let remedy = "systemctl enable guestlet.socket && systemctl restart guestlet, so that the port is never free for others while the \
-             agent restarts";
+        let remedy = "systemctl enable guestlet.socket && systemctl restart guestlet, so that no other \
+                      program can take the port while the agent restarts";
         Finding::note(subject, says, remedy)
     })
 }
@@ -247,14 +247,14 @@ pub fn host(patient: &Patient<'_>) -> Option<Finding> {
     Some(match (&status.host, &status.identity) {
         (Some(host), Some(identity)) => {
             let says = format!(
-                "guestlet-host on {} holds this guest, and calls it {}",
+                "guestlet-host on {} holds this guest, and names it {}",
                 host.host_name, identity.vm_name
             );
             Finding::good(subject, says)
         }
         (Some(host), None) => {
             let says = format!(
-                "guestlet-host on {} holds this guest, but does not say what it calls it",
+                "guestlet-host on {} holds this guest, but does not report its name for it",
                 host.host_name
             );
             Finding::wrong(subject, says, "on the host: guestctl doctor")
@@ -262,7 +262,7 @@ pub fn host(patient: &Patient<'_>) -> Option<Finding> {
         (None, _) => Finding::note(
             subject,
             "no guestlet-host holds this guest",
-            "if one should: on the host, guestctl doctor; it has to list this VM with its vsock address and UUID",
+            "if one should: on the host, run guestctl doctor; its settings must have this VM with its vsock address and UUID",
         ),
     })
 }

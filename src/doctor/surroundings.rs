@@ -22,7 +22,7 @@ pub fn freeze(patient: &Patient<'_>) -> Option<Finding> {
     } else {
         format!("a snapshot of the last freeze is not consistent: {}", freeze.spoiled)
     };
-    Some(Finding::note("freeze", says, "guestlet status tells more; guestlet thaw ends a freeze"))
+    Some(Finding::note("freeze", says, "guestlet status shows more; guestlet thaw ends a freeze"))
 }
 
 /// Rules that did not find their disk, or failed.
@@ -34,7 +34,7 @@ pub fn disk_rules(patient: &Patient<'_>) -> Vec<Finding> {
         findings.push(Finding::wrong(
             "disk rules",
             disks.rules_problem.clone(),
-            "correct them; the rules before stay in force",
+            "fix them; the previous rules stay in force",
         ));
     }
     for rule in &disks.rules {
@@ -42,10 +42,10 @@ pub fn disk_rules(patient: &Patient<'_>) -> Vec<Finding> {
         let says = says.trim_end().to_owned();
         match rule.state.as_str() {
             "failed" | "ambiguous" => {
-                findings.push(Finding::wrong("disk rules", says, "guestlet disks tells more"));
+                findings.push(Finding::wrong("disk rules", says, "guestlet disks shows more"));
             }
             "no-disk" | "unmounted" => {
-                findings.push(Finding::note("disk rules", says, "guestlet disks tells more"));
+                findings.push(Finding::note("disk rules", says, "guestlet disks shows more"));
             }
             _ => {}
         }
@@ -66,7 +66,7 @@ pub fn other_agent(patient: &Patient<'_>) -> Option<Finding> {
     let found = OTHERS.into_iter().find(real)?;
     Some(Finding::note(
         "qemu-ga",
-        format!("{found} is installed beside guestlet: only one of them can have the channel"),
+        format!("{found} is installed as well as guestlet: only one of them can have the channel"),
         "remove the package qemu-guest-agent",
     ))
 }
@@ -89,15 +89,15 @@ pub fn confinement(patient: &Patient<'_>) -> Finding {
         return Finding::note(
             "SELinux",
             format!(
-                "it enforces, and confines the agent as {context}: files, SSH keys and programs are mostly out of its reach"
+                "it is enforcing, and confines the agent as {context}: most files, SSH keys and programs are out of its reach"
             ),
             "setsebool -P virt_qemu_ga_read_nonsecurity_files on, virt_qemu_ga_manage_ssh on, virt_qemu_ga_run_unconfined on: \
-             those whose functions you want (docs/security.md)",
+             the booleans of the functions that you want (docs/security.md)",
         );
     }
     if enforcing {
         let context = if context.is_empty() { "unknown".to_owned() } else { context };
-        return Finding::good("SELinux", format!("it enforces; the agent's context is {context}"));
+        return Finding::good("SELinux", format!("it is enforcing; the agent's context is {context}"));
     }
     if context.contains("(enforce)") {
         return Finding::note(
@@ -106,5 +106,5 @@ pub fn confinement(patient: &Patient<'_>) -> Finding {
             "denied calls are in the kernel's log: journalctl --dmesg --grep apparmor",
         );
     }
-    Finding::good("SELinux, AppArmor", "nothing is kept from the agent")
+    Finding::good("SELinux, AppArmor", "the agent is not confined")
 }

@@ -9,9 +9,9 @@ use crate::wire::proto::v1::{
 impl Happening for AgentReady {
     fn words(&self) -> String {
         match (self.resumed, self.missed) {
-            (true, _) => "agent ready, nothing was missed".to_owned(),
+            (true, _) => "agent ready, no events missed".to_owned(),
             (false, 0) => "agent ready".to_owned(),
-            (false, missed) => format!("agent ready, {missed} events were missed"),
+            (false, missed) => format!("agent ready, {missed} events missed"),
         }
     }
 }

@@ -51,7 +51,7 @@ impl Happening for FileSystemFilling {
 
 impl Happening for FileSystemReadOnly {
     fn words(&self) -> String {
-        let what = if self.read_only { "has turned read-only" } else { "can be written to again" };
+        let what = if self.read_only { "has become read-only" } else { "is writable again" };
         format!("file system {what}: {}", words(self.file_system.as_ref()))
     }
 }

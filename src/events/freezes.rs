@@ -30,7 +30,7 @@ impl Happening for Thawed {
     fn words(&self) -> String {
         match self.end.as_str() {
             // An agent that does not say more.
-            "" if self.by_itself => "thawed by itself: nobody had asked for it in time".to_owned(),
+            "" if self.by_itself => "thawed by itself: no thaw was requested in time".to_owned(),
             "" => "thawed".to_owned(),
             word => {
                 let receipt = receipt(&self.receipt, &self.level);

@@ -96,7 +96,7 @@ pub fn labels(topology: &Topology) -> Vec<String> {
 
 /// What became of the Node.
 pub fn node_words(node: Option<&Node>) -> String {
-    let Some(node) = node else { return "no node of a cluster any more".to_owned() };
+    let Some(node) = node else { return "no longer a node of a cluster".to_owned() };
     let reason = if node.reason.is_empty() { String::new() } else { format!(" ({})", node.reason) };
     format!(
         "node {}: ready {}, labels {}{reason}",
@@ -110,7 +110,7 @@ pub fn node_words(node: Option<&Node>) -> String {
 pub fn health_words(health: Option<&Health>) -> String {
     let health = health.cloned().unwrap_or_default();
     let mut words = vec![match health.failed_units.as_slice() {
-        [] => "no unit has failed".to_owned(),
+        [] => "no failed units".to_owned(),
         units => format!("failed units: {}", units.join(" ")),
     }];
     if !health.cloud_init.is_empty() {

@@ -9,10 +9,10 @@ use crate::sys::root::Root;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No user can be called so.
-    #[error("the user name is empty, too long, or holds a character that no name has")]
+    #[error("the user name is empty, too long, or has an invalid character")]
     Name,
     /// Nobody is called so.
-    #[error("there is no user {0:?}")]
+    #[error("unknown user {0:?}")]
     Unknown(String),
     /// It is not known whether there is.
     #[error("users cannot be looked up")]

@@ -19,7 +19,7 @@ const HARDWARE_CLOCK: &str = "/dev/rtc0";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Hardware clocks do not hold it.
-    #[error("the time is not within the years 1970 to 2069")]
+    #[error("the time is outside the years 1970 to 2069")]
     OutOfRange,
     /// Nothing was changed.
     #[error("the system's clock cannot be set")]
@@ -31,7 +31,7 @@ pub enum Error {
     #[error("the system's clock was set, but the hardware clock cannot be")]
     Write(#[source] io::Error),
     /// Nothing was changed.
-    #[error("the time zone is not known")]
+    #[error("the time zone is unknown")]
     Zone(#[source] io::Error),
 }
 

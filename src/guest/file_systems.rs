@@ -66,7 +66,7 @@ pub enum NotTrimmed {
     #[error("trim not supported")]
     Unsupported,
     /// Asked for by its mount point, and not there.
-    #[error("no file system on disks is mounted there")]
+    #[error("no file system of a disk is mounted there")]
     NotMounted,
     /// The file system's or the disk's words.
     #[error("failed to trim: {0}")]

@@ -34,12 +34,14 @@ pub enum Place {
 pub enum Full {
     /// Of this caller.
     #[error(
-        "this caller has {0} connections through this guest, and may have no more; forward.connections of the guest's settings says how many"
+        "this caller has {0} connections through this guest, which is the limit; forward.connections in the \
+         guest's settings sets it"
     )]
     OfOne(usize),
     /// Of all.
     #[error(
-        "there are {0} connections through this guest, and may be no more; forward.connections of the guest's settings says how many"
+        "there are {0} connections through this guest, which is the limit; forward.connections in the guest's \
+         settings sets it"
     )]
     OfAll(usize),
 }

@@ -131,7 +131,7 @@ impl Logind {
                 .await;
             match reply.and_then(|reply| reply.body().deserialize()) {
                 Ok(properties) => sessions.extend(session(&properties)),
-                Err(error) => tracing::debug!("nothing is known about session {id}: {error}"),
+                Err(error) => tracing::debug!("cannot look up session {id}: {error}"),
             }
         }
         Ok(sessions)

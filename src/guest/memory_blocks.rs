@@ -111,5 +111,5 @@ pub fn size(root: &Root) -> io::Result<u64> {
     let text = root.read(&format!("{FOLDER}/block_size_bytes"))?;
     let text = String::from_utf8_lossy(&text);
     u64::from_str_radix(text.trim(), 16)
-        .map_err(|_| io::Error::other(format!("{:?} is no size", text.trim())))
+        .map_err(|_| io::Error::other(format!("{:?} is not a size", text.trim())))
 }

@@ -22,7 +22,7 @@ pub enum Error {
     #[error(transparent)]
     Account(#[from] accounts::Error),
     /// It would be more than one line, or more than one field.
-    #[error("the password is too long, or holds a character that no password has")]
+    #[error("the password is too long, or has an invalid character")]
     Password,
     /// chpasswd did not do it.
     #[error("the password of {user} is not set")]

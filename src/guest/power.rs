@@ -62,7 +62,7 @@ pub struct Error {
 /// If neither logind nor the system's commands accept it.
 pub async fn shutdown(guest: &Guest, mode: Mode) -> Result<(), Error> {
     if let Err(logind) = ask_logind(&guest.root, mode).await {
-        tracing::info!("logind cannot shut down ({logind}), using the system's command");
+        tracing::info!("logind cannot shut down ({logind}); using the system's command");
         run_command(&guest.root, mode, logind.to_string()).await?;
     }
     guest.events.tell(ShutdownRequested { mode: mode.to_string() });

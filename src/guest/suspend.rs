@@ -81,7 +81,7 @@ pub async fn suspend(guest: &Guest, mode: Mode) -> Result<(), Error> {
     match Logind::find(&guest.root).await {
         Ok(logind) => through_logind(&logind, mode).await,
         Err(absent) => {
-            tracing::debug!("no logind to suspend with: {absent}");
+            tracing::debug!("there is no logind to suspend with: {absent}");
             let root = guest.root.clone();
             blocking::run(move || through_kernel(&root, mode)).await
         }

@@ -17,7 +17,7 @@ pub struct User {
 
 /// Why it is not known who is logged in.
 #[derive(Debug, thiserror::Error)]
-#[error("logind does not say who is logged in: {0}")]
+#[error("logind does not report who is logged in: {0}")]
 pub struct Error(String);
 
 /// Everybody who is logged in, once each, in the order in which they are listed; nobody where nothing keeps a list.

@@ -103,7 +103,7 @@ impl Admission {
     /// `PERMISSION_DENIED` if the caller may not; another one if that cannot be told.
     pub async fn admit<T: Asked>(&self, request: Request<T>) -> Result<(Call, T), Status> {
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
-        let peer = peer.ok_or_else(|| Status::internal("it is not known who calls"))?;
+        let peer = peer.ok_or_else(|| Status::internal("the caller is not known"))?;
         let asked = request.into_inner();
         let rules = Arc::clone(&self.rules.borrow());
         let known = peer.known(&rules).await;
@@ -226,7 +226,7 @@ fn denial(behalf: &Behalf, known: &Known, asked: &impl Asked) -> String {
          would: {rule}"
     );
     if known.is_incomplete {
-        let _ = write!(words, " (the name service did not say in time who this user is: try again)");
+        let _ = write!(words, " (the name service did not look up this user in time: try again)");
     }
     text::clean_words(&words)
 }

@@ -91,7 +91,7 @@ impl From<Stopped> for Status {
 }
 
 fn unknown() -> Status {
-    Status::not_found("no VM of this name is known")
+    Status::not_found("there is no such VM")
 }
 
 /// What happens, as it is told.
@@ -115,14 +115,14 @@ impl Api {
         match self.fleet.caller(request.name).await?.ok_or_else(unknown)? {
             Reach::Session { agent, .. } => Ok((agent.on_behalf_of(call.behalf.clone()), plan)),
             Reach::Paused => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
-            Reach::Untold => Err(Status::unavailable("the node of this guest cannot be asked now")),
+            Reach::Untold => Err(Status::unavailable("the node of this guest cannot be reached now")),
             Reach::NoSession => Err(Status::failed_precondition("there is no session with this guest now")),
         }
     }
 
     /// What keeps load balancers.
     fn cloud(&self) -> Result<&cloud::Handle, Status> {
-        self.cloud.as_ref().ok_or_else(|| Status::unimplemented("this guestlet-host keeps no load balancers"))
+        self.cloud.as_ref().ok_or_else(|| Status::unimplemented("this guestlet-host has no load balancers"))
     }
 
     async fn clusters(&self) -> Result<Clusters, Stopped> {
@@ -239,9 +239,7 @@ impl Admin for Api {
         let vm = self.fleet.get(asked.name).await?.ok_or_else(unknown)?;
         let (session, last_heard) = (vm.view.session, vm.view.last_heard);
         let state = vm.state.as_ref().ok_or_else(|| {
-            Status::failed_precondition(
-                "this guest has not told yet which disks it has: there was no session",
-            )
+            Status::failed_precondition("this guest has not yet reported its disks: there was no session")
         })?;
         Ok(Response::new(ListVirtualMachineDisksResponse {
             disks: state.disks.clone(),
@@ -265,7 +263,7 @@ impl Admin for Api {
         let mut settings = self.settings.borrow().clone();
         if !call.sight.is_full() {
             // It may name what the caller may not see.
-            settings.problem = settings.problem.map(|_| "root is told why (guestctl doctor)".to_owned());
+            settings.problem = settings.problem.map(|_| "as root, guestctl doctor shows why".to_owned());
         }
         let count = |count| u32::try_from(count).unwrap_or(u32::MAX);
         Ok(Response::new(HostStatus {

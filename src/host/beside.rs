@@ -114,7 +114,7 @@ impl Line {
                 let left = tokio::time::timeout(LEFTOVERS, answers.message()).await;
                 left.unwrap_or_else(|_| Err(Status::unavailable("the guest closed the connection")))
             }
-            () = gone(&mut self.known) => return Err(Status::unavailable("the VM is not known any more")),
+            () = gone(&mut self.known) => return Err(Status::unavailable("the VM is no longer known")),
             answer = answers.message() => answer,
         };
         answer.map_err(|status| said(&status))
@@ -124,7 +124,7 @@ impl Line {
 /// What an agent said, cleaned; of one that has gone, that nothing was said.
 fn said(status: &Status) -> Status {
     if std::error::Error::source(status).is_some() && status.code() != tonic::Code::OutOfRange {
-        return Status::unavailable("the connection with the guest broke");
+        return Status::unavailable("the connection to the guest broke");
     }
     let mut cleaned = Status::new(status.code(), text::clean_words(status.message()));
     let metadata = cleaned.metadata_mut();

@@ -72,7 +72,7 @@ pub fn is_able(capabilities: &[String]) -> bool {
 /// Keeps the callback of an open session, whose agent is called with `client`, and has one if it is `able`.
 pub async fn keep(client: &http2::Client, contact: &Contact, able: bool, teller: &Teller) -> Refusal {
     if !able {
-        let reason = "the agent is too old for this host half to be asked by it; upgrade it".to_owned();
+        let reason = "the agent is too old to make calls to this host half; upgrade it".to_owned();
         teller.send(Report::Callback(CallbackState::Unspecified, reason)).await;
         return std::future::pending().await;
     }
@@ -91,7 +91,7 @@ pub async fn keep(client: &http2::Client, contact: &Contact, able: bool, teller:
             }
             Err(End::Refused(refusal)) => return refusal,
             Err(End::Lost(loss)) => text::chain(&loss),
-            Ok(()) => "the guest closes it".to_owned(),
+            Ok(()) => "the guest closed it".to_owned(),
         };
         breaks += 1;
         if breaks == MAX_BREAKS {

@@ -81,7 +81,7 @@ impl Agent {
 
 /// What only the program can do that has the session.
 fn only_there() -> Status {
-    Status::unimplemented("the guest can be asked for this on its own host only")
+    Status::unimplemented("this can be asked of a guest on its own host only")
 }
 
 impl Calls {

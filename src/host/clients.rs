@@ -41,7 +41,7 @@ impl Clients {
             }
         };
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
-            return tracing::debug!(what = self.what, "a client was turned away: there are {}", self.most);
+            return tracing::debug!(what = self.what, "rejected a client: {} are connected", self.most);
         };
         let served = serve(stream);
         self.scope.children().spawn(async move {

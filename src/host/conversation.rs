@@ -59,10 +59,10 @@ pub enum Loss {
         message: String,
     },
     /// It began with a key that is not used any more.
-    #[error("this host half uses another key from now on")]
+    #[error("this host half has started to use another key")]
     Renewed,
     /// No event for too long.
-    #[error("no word from the agent for {} s", .0.as_secs_f32())]
+    #[error("no message from the agent for {} s", .0.as_secs_f32())]
     Silent(Duration),
 }
 
@@ -81,7 +81,9 @@ impl Loss {
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// The CID or socket leads to another VM, or to a clone.
-    #[error("the guest's DMI UUID is {found:?}, expected {expected:?}; is the way to dial it right?")]
+    #[error(
+        "the guest's DMI UUID is {found:?}, expected {expected:?}; is the agent's address in the settings right?"
+    )]
     OtherGuest {
         /// What it read from DMI, cleaned.
         found: String,
@@ -93,11 +95,13 @@ pub enum Refusal {
     Key(#[from] trust::Refusal),
     /// Whose guest it is cannot be told.
     #[error(
-        "the guest tells no DMI UUID, expected {0:?}; if its VM has no DMI, say so in the settings: dmi-uuid = \"none\""
+        "the guest reports no DMI UUID, expected {0:?}; if its VM has no DMI, set dmi-uuid = \"none\" in the settings"
     )]
     NoDmi(String),
     /// It has what its VM has not.
-    #[error("the guest's DMI UUID is {0:?}, and its VM has none; is the way to dial it right?")]
+    #[error(
+        "the guest's DMI UUID is {0:?}, but its VM has none; is the agent's address in the settings right?"
+    )]
     HasDmi(String),
     /// It sends more events than allowed.
     #[error("the guest sends too many events")]
@@ -112,10 +116,10 @@ pub enum Refusal {
     #[error(transparent)]
     Sent(#[from] metered::Excess),
     /// It calls the host more often than allowed.
-    #[error("the guest calls its host too often")]
+    #[error("the guest makes too many calls to its host")]
     Calls,
     /// It breaks the callback, or its rules.
-    #[error("the guest breaks the callback: {0}")]
+    #[error("the guest violates the protocol of the callback: {0}")]
     Callback(String),
     /// Its state is larger than allowed.
     #[error(transparent)]

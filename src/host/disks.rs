@@ -42,7 +42,7 @@ pub(super) async fn attach(
     let source = match request.source {
         Some(attach_disk_request::Source::File(file)) => Source::File(file.into()),
         Some(attach_disk_request::Source::Size(size)) => Source::Volume(size),
-        None => return Err(Status::invalid_argument("say what is behind the disk: a file, or a size")),
+        None => return Err(Status::invalid_argument("specify what backs the disk: a file, or a size")),
     };
     // A file of others may be one layer of several.
     let is_whole = matches!(source, Source::Volume(_));

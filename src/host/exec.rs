@@ -89,8 +89,7 @@ impl Opening {
 pub async fn opening(messages: &mut Streaming<ToProgram>) -> Result<Opening, Status> {
     let first = first(messages).await?;
     let first = first.filter(|first| matches!(first.message, Some(Message::Start(_) | Message::Attach(_))));
-    let first =
-        first.ok_or_else(|| Status::invalid_argument("the first message is neither start nor attach"))?;
+    let first = first.ok_or_else(|| Status::invalid_argument("the first message must be start or attach"))?;
     Ok(Opening(first))
 }
 

@@ -115,7 +115,7 @@ impl<S: Says> Asked for Opening<S> {
 pub async fn opening<S: Says>(messages: &mut Streaming<S>) -> Result<Opening<S>, Status> {
     let first = first(messages).await?;
     let first = first.filter(|first| first.open().is_some());
-    first.map(Opening).ok_or_else(|| Status::invalid_argument("the first message is not open"))
+    first.map(Opening).ok_or_else(|| Status::invalid_argument("the first message must be open"))
 }
 
 /// Hands on what an admitted client says, of which `first` is the beginning, to the agent of the VM that it names.

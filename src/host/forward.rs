@@ -41,7 +41,7 @@ pub async fn opening(messages: &mut Streaming<ToTarget>) -> Result<OpenForward, 
     let first = first(messages).await?;
     match first.and_then(|first| first.message) {
         Some(Message::Open(open)) => Ok(open),
-        _ => Err(Status::invalid_argument("the first message is not open")),
+        _ => Err(Status::invalid_argument("the first message must be open")),
     }
 }
 

@@ -198,7 +198,7 @@ impl Gatherer {
                 (Told::Nothing, Some(Outcome::Denied))
             }
             Ok(Err(status)) => {
-                tracing::debug!(vm = name, code = ?status.code(), "a guest tells no metrics");
+                tracing::debug!(vm = name, code = ?status.code(), "a guest reports no metrics");
                 (Told::Silence, Some(Outcome::Failed))
             }
             Err(_) => (Told::Silence, Some(Outcome::Late)),

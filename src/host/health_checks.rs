@@ -59,7 +59,7 @@ async fn give(client: http2::Client, contact: &Contact, cloud: &dyn Cloud) {
                     tracing::debug!(
                         vm = contact.vm.name,
                         problem,
-                        "the guest does not take its health checks"
+                        "the guest does not accept its health checks"
                     );
                     wait = Some(again);
                     again = (again * 2).min(AGAIN_AT_MOST);
@@ -87,7 +87,7 @@ async fn tell(
     match tokio::time::timeout(DEADLINE, client.set_health_checks(request)).await {
         Ok(Ok(answer)) => Ok(answer.into_inner().results),
         Ok(Err(status)) if status.code() == Code::Unimplemented => {
-            Err("its agent does not know them".to_owned())
+            Err("its agent does not support them".to_owned())
         }
         Ok(Err(status)) => Err(text::clean(status.message())),
         Err(_) => Err("it does not answer".to_owned()),

@@ -88,7 +88,7 @@ pub async fn accept(
     let offered = key.fingerprint().to_string();
     if !request.key.is_empty() && offered != request.key {
         return Err(Status::failed_precondition(format!(
-            "the guest has shown the key {offered} last, and not {}",
+            "the guest last presented the key {offered}, not {}",
             text::clean(&request.key)
         )));
     }
@@ -115,7 +115,7 @@ pub async fn forget(
         (Some(listed), true) => return forget_unlisted(trust, listed).await,
         (None, true) => {
             return Err(Status::unimplemented(
-                "no settings list the VMs of this host half, so that it cannot tell which are gone; name their UUIDs",
+                "the VMs of this host half are not listed in settings, so it cannot tell which are gone; give their UUIDs",
             ));
         }
     }
@@ -184,7 +184,7 @@ pub async fn rotate_host(
     let next = if request.finish {
         let rotation = trust.rotation().await.map_err(unusable)?;
         rotation.next.ok_or_else(|| {
-            Status::failed_precondition("there is no next key; begin with guestctl trust rotate --host")
+            Status::failed_precondition("there is no next key; start with guestctl trust rotate --host")
         })?
     } else {
         trust.prepare().await.map_err(unusable)?
@@ -198,9 +198,9 @@ pub async fn rotate_host(
     if request.finish {
         if !unknown_to.is_empty() && !request.force {
             return Err(Status::failed_precondition(format!(
-                "the guests of these VMs do not know the next key yet: {}; wait until they have had a session, or use --force \
-                 and give it to them by hand (guestctl trust bootstrap); those of VMs that are gone for good do not count any \
-                 more after guestctl trust forget --unlisted",
+                "the guests of these VMs do not know the next key yet: {}; wait until they have had a \
+                 session, or use --force and give it to them by hand (guestctl trust bootstrap); for VMs that \
+                 are gone for good, run guestctl trust forget --unlisted",
                 unknown_to.join(", ")
             )));
         }
@@ -215,11 +215,11 @@ async fn rotate_step(calls: &mut Calls, which: String) -> Result<PublicKey, Stat
     let answer = tokio::time::timeout(ANSWER, call).await;
     let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("the guest does not answer")));
     let answer = answer.map_err(|status| match status.source() {
-        Some(_) => Status::unavailable("the session with the agent ended; say it again"),
+        Some(_) => Status::unavailable("the session with the agent ended; repeat the command"),
         None => Status::new(status.code(), text::clean(status.message())),
     })?;
     PublicKey::from_spki(&answer.into_inner().public_key)
-        .map_err(|_| Status::internal("the guest's next key is no Ed25519 key"))
+        .map_err(|_| Status::internal("the guest's next key is not an Ed25519 key"))
 }
 
 /// What a guest has to be given.
@@ -253,14 +253,14 @@ pub async fn bootstrap(
 
 async fn vm(fleet: &Handle, name: String) -> Result<Arc<Vm>, Status> {
     let found = fleet.find(Identity::Name(name)).await?;
-    found.map(|machine| machine.vm).ok_or_else(|| Status::not_found("no VM of this name is known"))
+    found.map(|machine| machine.vm).ok_or_else(|| Status::not_found("there is no such VM"))
 }
 
 /// For calls of a guest with keys.
 async fn session(fleet: &Handle, vm: &Vm) -> Result<Agent, Status> {
     match fleet.caller(vm.name.clone()).await? {
         Some(Reach::Session { agent, .. }) => Ok(agent),
-        Some(Reach::Untold) => Err(Status::unavailable("the node of this guest cannot be asked now")),
+        Some(Reach::Untold) => Err(Status::unavailable("the node of this guest cannot be reached now")),
         Some(Reach::Paused) => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
         _ => Err(Status::failed_precondition("there is no session with this guest now")),
     }

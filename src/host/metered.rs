@@ -45,7 +45,7 @@ pub enum Excess {
     #[error("the guest sends too many small pieces")]
     Pieces,
     /// It does not read, while it has to.
-    #[error("the guest does not read what it is sent")]
+    #[error("the guest does not read what is sent to it")]
     Unread,
 }
 

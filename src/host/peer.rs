@@ -70,7 +70,7 @@ impl Peer {
             return Known { person: person.clone(), is_incomplete: false };
         }
         let Some(found) = in_time(look_up(self.uid, self.gid, rules.groups())).await else {
-            tracing::warn!(uid = self.uid, "the name service does not say in time who a user is");
+            tracing::warn!(uid = self.uid, "the name service does not look up a user in time");
             return Known { person: Person { uid: self.uid, ..Person::default() }, is_incomplete: true };
         };
         let person = Person { uid: self.uid, name: found.name, groups: found.groups };

@@ -46,9 +46,12 @@ fn whose(key: &str, pin: Option<&Pin>) -> (&'static str, &'static str) {
         return ("signed", ", the key of this guest");
     }
     if pin.previous.as_ref().is_some_and(|previous| is(previous.key)) {
-        return ("signed", ", which was the key of this guest before");
+        return ("signed", ", which was the previous key of this guest");
     }
-    ("other-key", ", which is not the key of this guest; it was replaced since, or another one has made this")
+    (
+        "other-key",
+        ", which is not the key of this guest; the key was replaced since then, or another guest made this receipt",
+    )
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub async fn keep(caller: &Caller, contact: &Contact, is_keyed: bool) {
         let told = Box::pin(tell(caller.clone(), contact, trust)).await;
         let is_new = trust.complains(&contact.vm.ids.lasting, told.as_ref().err());
         if let Some(problem) = told.as_ref().err().filter(|_| is_new) {
-            tracing::warn!(vm = contact.vm.name, problem, "the guest is not told of this host half's keys");
+            tracing::warn!(vm = contact.vm.name, problem, "the guest cannot be told this host half's keys");
         }
         tokio::select! {
             // The trust outlives every session.
@@ -59,7 +59,11 @@ async fn tell(mut caller: Caller, contact: &Contact, trust: &Arc<Trust>) -> Resu
     for before in rotation.retired {
         // A guest that was given the key of now by hand does not know that it has followed another one.
         if let Err(problem) = step(&mut caller, Step::Retire(before.fingerprint().to_string())).await {
-            tracing::debug!(vm = contact.vm.name, problem, "an earlier key of this host half is not dropped");
+            tracing::debug!(
+                vm = contact.vm.name,
+                problem,
+                "an earlier key of this host half cannot be dropped"
+            );
         }
     }
     Ok(())

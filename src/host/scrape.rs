@@ -144,7 +144,7 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
         (&Method::GET, Some(Page::Discovery)) => discovery(header(header::HOST), subject).await,
         (&Method::GET, Some(page)) => page_of(page, format, subject).await,
         (&Method::GET, None) => Ok(words(StatusCode::NOT_FOUND, "the metrics are at /metrics")),
-        _ => Ok(words(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered")),
+        _ => Ok(words(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported")),
     };
     let answer =
         answer.unwrap_or_else(|stopped| words(StatusCode::SERVICE_UNAVAILABLE, &stopped.to_string()));
@@ -158,7 +158,10 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
 async fn discovery(host: Option<&str>, subject: &Subject) -> Result<Answer, Stopped> {
     match host.filter(|host| host.parse::<http::uri::Authority>().is_ok()) {
         Some(host) => Ok((StatusCode::OK, "application/json", subject.exporters.discovery(host).await?)),
-        None => Ok(words(StatusCode::BAD_REQUEST, "the header Host is missing: targets have that address")),
+        None => Ok(words(
+            StatusCode::BAD_REQUEST,
+            "the header Host is missing: the addresses of targets come from it",
+        )),
     }
 }
 
@@ -174,7 +177,7 @@ async fn page_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<An
     Ok(match found {
         Found::Answer(text) => (StatusCode::OK, Format::Text.media_type(), text),
         Found::Failed(why) => words(StatusCode::BAD_GATEWAY, &why),
-        Found::Nothing => words(StatusCode::NOT_FOUND, "there is no VM of this name, or no job of it"),
+        Found::Nothing => words(StatusCode::NOT_FOUND, "there is no such VM, or it has no such job"),
     })
 }
 
@@ -211,6 +214,6 @@ async fn health(page: Page<'_>, Subject { fleet, volumes, .. }: &Subject) -> (St
         Ok(Err(stopped)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
         // The program is well all the same: to start it again would not help.
         Err(_) if page == Page::Alive => (StatusCode::OK, "ok\n".to_owned()),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "it is not known yet which VMs there are\n".to_owned()),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the list of VMs is not known yet\n".to_owned()),
     }
 }

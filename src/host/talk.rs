@@ -183,7 +183,7 @@ async fn begin(
                 let proof = soon(async { Ok(caller.enroll(v1::EnrollRequest {}).await) }).await?;
                 let problem = match proof {
                     Ok(proof) if token.is_proved(binding, &proof.get_ref().proof) => None,
-                    Ok(_) => Some("what it says does not fit the token".to_owned()),
+                    Ok(_) => Some("its proof does not match the token".to_owned()),
                     Err(status) if std::error::Error::source(&status).is_some() => return Err(status.into()),
                     Err(status) => Some(text::clean(status.message())),
                 };

@@ -73,7 +73,7 @@ async fn tell(mut caller: Caller, contact: &Contact, topology: Arc<Topology>) ->
             let lasts = [Code::InvalidArgument, Code::Unimplemented, Code::PermissionDenied];
             let passes = !lasts.contains(&status.code());
             (
-                Outcome::Problem(format!("the guest does not take it: {}", text::clean(status.message()))),
+                Outcome::Problem(format!("the guest does not accept it: {}", text::clean(status.message()))),
                 passes,
             )
         }

@@ -83,8 +83,8 @@ pub(super) async fn assemble(
 ) -> anyhow::Result<()> {
     let Begun { socket, metrics, half, trust, settings, reloader, followed } = begun;
     let config =
-        connect::config(options.kubeconfig.as_deref()).await.context("cannot ask the Kubernetes API")?;
-    let client = kube::Client::try_from(config.clone()).context("cannot ask the Kubernetes API")?;
+        connect::config(options.kubeconfig.as_deref()).await.context("cannot access the Kubernetes API")?;
+    let client = kube::Client::try_from(config.clone()).context("cannot access the Kubernetes API")?;
     descriptor::allow_many();
     let listen = settings.kubevirt.controller;
     let listener = tcp::listen(listen)
@@ -133,7 +133,7 @@ pub(super) async fn assemble(
     );
     let replica = Replica {
         candidate,
-        teller: teller("the CA of the controllers cannot be read or made, and nodes cannot join"),
+        teller: teller("the CA of the controllers cannot be read or created; nodes cannot join"),
         namespace: options.namespace.clone(),
         address,
         listener,
@@ -255,7 +255,7 @@ impl Replica {
             biased;
             why = leading.lost(|until| fence.extend(until)) => {
                 fence.shut();
-                Err(anyhow::anyhow!("this replica leads no more: {why}"))
+                Err(anyhow::anyhow!("this replica is no longer the leader: {why}"))
             }
             _ = async {
                 tokio::join!(

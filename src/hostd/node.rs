@@ -57,7 +57,7 @@ impl Node {
     /// If it is not known how to reach the cluster.
     pub async fn new(node: &NodeOptions, options: watch::Receiver<Options>) -> anyhow::Result<Self> {
         let cluster = connect::config(node.kubeconfig.as_deref()).await;
-        let cluster = cluster.context("cannot ask the Kubernetes API")?;
+        let cluster = cluster.context("cannot access the Kubernetes API")?;
         tracing::info!(node = node.name, server = %cluster.cluster_url, "the VMs of a node");
         // Nothing is known of it before the API has told.
         let nowhere = Topology { host: node.name.clone(), ..Topology::default() };
@@ -102,15 +102,14 @@ impl Node {
             changed: Arc::clone(&self.changed),
             roster: Arc::clone(&self.roster),
             options: self.options.clone(),
-            teller: standing::teller("the guests' objects cannot be written", self.problems.clone(), half),
+            teller: standing::teller("cannot write the guests' objects", self.problems.clone(), half),
         };
         writer.run(self.cluster.clone())
     }
 
     /// The connection with the controller, and who hands the calls of guests on by it.
     fn link(&self, fleet: Handle, half: Arc<Half>) -> (Link, Relay) {
-        let teller =
-            "the controller of guestlet is not reached, and volumes are neither plugged nor unplugged";
+        let teller = "guestlet's controller cannot be reached; volumes are neither plugged nor unplugged";
         Link::new(relay::Site {
             cluster: self.cluster.clone(),
             namespace: self.namespace.clone(),

@@ -180,7 +180,7 @@ impl Reloader {
     async fn warn_of_unknown_names(&self) {
         let rules = Arc::clone(&self.access.borrow());
         for name in peer::unknown_names(&rules).await {
-            tracing::warn!("an [[access]] table names the {name}, and there is none");
+            tracing::warn!("an [[access]] table names the {name}, which does not exist");
         }
     }
 
@@ -260,7 +260,7 @@ impl Reloader {
     }
 
     fn refused(&self, problem: String) {
-        tracing::error!("the settings are wrong, and those before stay in force: {problem}");
+        tracing::error!("the settings are invalid, and the previous ones stay in force: {problem}");
         self.standing.send_modify(|standing| standing.problem = Some(problem));
     }
 }
@@ -286,8 +286,8 @@ impl Listener {
     fn look(&self, problem: &notify::Error) -> anyhow::Result<PollWatcher> {
         let seconds = LOOK_AGAIN.as_secs();
         tracing::warn!(
-            "no inotify instances or watches are left ({problem}), which other programs of this user use up; changed settings \
-             are noticed after up to {seconds} s: raise the sysctls fs.inotify.max_user_instances and \
+            "no inotify instances or watches are left ({problem}): other programs of this user have used them \
+             up; changed settings are noticed after up to {seconds} s: raise the sysctls fs.inotify.max_user_instances and \
              fs.inotify.max_user_watches, and restart guestlet-host"
         );
         let how = notify::Config::default().with_poll_interval(LOOK_AGAIN).with_compare_contents(true);
@@ -340,7 +340,7 @@ fn waits_for_restart(current: &HostSettings, new: &HostSettings) -> Option<Strin
         ("kubevirt.access-mode", new.kubevirt.access_mode != current.kubevirt.access_mode),
     ];
     let keys: Vec<_> = changed.into_iter().filter_map(|(key, changed)| changed.then_some(key)).collect();
-    (!keys.is_empty()).then(|| format!("{} changed: restart guestlet-host for that", keys.join(", ")))
+    (!keys.is_empty()).then(|| format!("{} changed: restart guestlet-host to apply it", keys.join(", ")))
 }
 
 fn folder(file: &Path) -> PathBuf {
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(waits_for_restart(&before, &settings("limits.users = 3")), None);
         assert_eq!(
             waits_for_restart(&before, &settings("metrics = '[::1]:1'\nmetrics-socket = '/a'")).unwrap(),
-            "metrics-socket, metrics changed: restart guestlet-host for that"
+            "metrics-socket, metrics changed: restart guestlet-host to apply it"
         );
     }
 }

@@ -13,7 +13,7 @@ const SILENCE: Duration = Duration::from_secs(310);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// This is no pod that may ask it.
-    #[error("this is no pod with a service account; outside of one, name a kubeconfig with --kubeconfig")]
+    #[error("this is not a pod with a service account; outside a pod, name a kubeconfig with --kubeconfig")]
     InCluster(#[from] InClusterError),
     /// The kubeconfig cannot be used.
     #[error("cannot use the kubeconfig {0}")]

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// Why a change was not made, or may not have been.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
-#[error("this replica of the controller does not lead")]
+#[error("this replica of the controller is not the leader")]
 pub struct Closed;
 
 /// Until when this program may change things; clones share it.

@@ -217,7 +217,7 @@ where
         // From now on it goes forwards.
         self.selector.may_be_old = false;
         if version.is_empty() {
-            return Err(Failure::Other("a list has no version".to_owned()));
+            return Err(Failure::Other("a list has no resourceVersion".to_owned()));
         }
         Ok((all, version))
     }
@@ -248,7 +248,7 @@ where
                 if let Some(teller) = &self.teller {
                     teller.failed(&words);
                 } else {
-                    tracing::debug!("{} cannot be followed: {words}", K::plural(&()));
+                    tracing::debug!("cannot watch {}: {words}", K::plural(&()));
                 }
             }
         }

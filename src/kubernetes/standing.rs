@@ -39,7 +39,7 @@ impl Teller {
         let what = self.what;
         self.problems.send_if_modified(|problems| match problems.insert(what, words.to_owned()) {
             None => {
-                tracing::warn!("{what}; it is tried again: {words}");
+                tracing::warn!("{what}; retrying: {words}");
                 true
             }
             Some(before) => {

@@ -140,12 +140,12 @@ mod tests {
             # TYPE guestlet_guest_load1 gauge\n\
             guestlet_guest_load1{vm=\"a\"} 0.25\n\
             guestlet_guest_load1{vm=\"ns/b\"} 1\n\
-            # HELP guestlet_guest_disk_read_bytes Bytes that were read.\n\
+            # HELP guestlet_guest_disk_read_bytes Bytes read.\n\
             # TYPE guestlet_guest_disk_read_bytes counter\n\
             # UNIT guestlet_guest_disk_read_bytes bytes\n\
             guestlet_guest_disk_read_bytes_total{vm=\"a\",device=\"vd\\\"a\\\\\"} 1099511627776\n\
             guestlet_guest_disk_read_bytes_total{vm=\"a\",device=\"vdb\"} 2\n\
-            # HELP guestlet_guest_temperature_celsius What a sensor shows.\n\
+            # HELP guestlet_guest_temperature_celsius Reading of a sensor.\n\
             # TYPE guestlet_guest_temperature_celsius gauge\n\
             # UNIT guestlet_guest_temperature_celsius celsius\n\
             guestlet_guest_temperature_celsius{vm=\"ns/b\",sensor=\"cpu\"} -1.5\n\

@@ -106,7 +106,7 @@ mod tests {
         let at = |seconds: u64| began + Duration::from_secs(seconds);
         recent.take(at(0), &answer("a", 100.0, 10.0));
         recent.take(at(2), &answer("a", 102.0, 11.0));
-        assert_eq!(recent.message(at(2)), None, "that is no step yet");
+        assert_eq!(recent.message(at(2)), None, "that is not a step yet");
         recent.take(at(20), &answer("a", 120.0, 20.0));
         let expected = RecentPoint {
             seconds_ago: 5,

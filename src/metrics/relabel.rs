@@ -14,7 +14,7 @@ const MOST_LABELS: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
     /// It is not in the format.
-    #[error("line {0} is not in the text format of Prometheus: {1}")]
+    #[error("line {0} is not in Prometheus' text format: {1}")]
     Line(usize, &'static str),
     /// There is more than allowed.
     #[error("it has more than {0} series; scrape.max-series in the settings of guestlet-host allows more")]
@@ -71,10 +71,10 @@ fn sample(written: &mut String, line: &str, vm: &str) -> Result<(), &'static str
     let value = words.next().ok_or("it has no value")?;
     let time = words.next();
     if value.parse::<f64>().is_err() {
-        return Err("its value is no number");
+        return Err("its value is not a number");
     }
     if time.is_some_and(|time| time.parse::<i64>().is_err()) || words.next().is_some() {
-        return Err("after its value is something that is no time");
+        return Err("its value is followed by something that is not a timestamp");
     }
     let _ = write!(written, "{name}{{{OURS}=\"{}\"", Escaped(vm));
     for (label, text) in &labels {
@@ -120,7 +120,7 @@ fn labels_of(mut rest: &str) -> Result<(Labels<'_>, &str), &'static str> {
         match rest.strip_prefix(',') {
             Some(after) => rest = after,
             None if rest.starts_with('}') => {}
-            None => return Err("after a label is neither , nor }"),
+            None => return Err("a label is not followed by , or }"),
         }
     }
 }
@@ -139,7 +139,7 @@ fn end_of_text(text: &str) -> Result<usize, &'static str> {
             _ => {}
         }
     }
-    Err("the value of a label does not end")
+    Err("the value of a label has no closing quotation mark")
 }
 
 /// The name that a text begins with, as long as it is one, and the rest; those of metrics may have colons.

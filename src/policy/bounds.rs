@@ -67,13 +67,13 @@ impl fmt::Display for Bound<'_> {
             Self::Command => return formatter.write_str("the command is not allowed"),
             Self::Program(path) => (among("the program", path), "qga.exec.paths"),
             Self::Environment => {
-                ("\"env\" is not taken where programs are limited".to_owned(), "qga.exec.paths")
+                ("\"env\" is not allowed where programs are limited".to_owned(), "qga.exec.paths")
             }
             Self::Directory => (
-                "a directory to start in (--cwd) is not taken where programs are limited".to_owned(),
+                "a working directory (--cwd) is not allowed where programs are limited".to_owned(),
                 "qga.exec.paths",
             ),
-            Self::ReadOnly => ("files may be opened for reading only".to_owned(), "qga.files.read-only"),
+            Self::ReadOnly => ("files may be opened only for reading".to_owned(), "qga.files.read-only"),
             Self::File { path, is_here: true } => (among("the file", path), "qga.files.paths"),
             Self::File { path, is_here: false } => (
                 format!("the file {}{NOT_HERE}, is not among those allowed", path.display()),
@@ -149,7 +149,7 @@ mod tests {
             "the program /usr/bin-evil/true is not among those allowed; see qga.exec.paths in guestlet's settings"
         );
         assert!(
-            forbidden(&bounds, program("/usr/bin/true", true)).unwrap().starts_with("\"env\" is not taken")
+            forbidden(&bounds, program("/usr/bin/true", true)).unwrap().starts_with("\"env\" is not allowed")
         );
         let file = |path, writes| Detail::File { path: Path::new(path), is_here: true, writes };
         assert_eq!(forbidden(&bounds, file("/srv/a/b", false)), None);

@@ -43,15 +43,15 @@ pub fn parse(words: &[OsString]) -> Result<Command, lexopt::Error> {
                 match parser.value()?.string()?.as_str() {
                     "json" => json = true,
                     "table" => json = false,
-                    other => return Err(format!("the output {other:?} is not one of table, json").into()),
+                    other => return Err(format!("unknown output format {other:?}; use table or json").into()),
                 }
             }
             Long("file") if verb == Some(Verb::Suggest) => file = Some(parser.value()?.into()),
-            Value(_) => return Err("policy takes show or suggest".into()),
+            Value(_) => return Err("policy needs show or suggest".into()),
             other => return Err(other.unexpected()),
         }
     }
-    let verb = verb.ok_or("policy takes show or suggest")?;
+    let verb = verb.ok_or("policy needs show or suggest")?;
     Ok(Command { verb, settings, json, file })
 }
 
@@ -80,7 +80,7 @@ mod tests {
             ("show suggest", "show or suggest"),
             ("show --file /a", "--file"),
             ("suggest -o json", "-o"),
-            ("show -o yaml", "not one of table, json"),
+            ("show -o yaml", "use table or json"),
         ] {
             let error = parsed(line).unwrap_err();
             assert!(error.contains(expected), "{line}: {error}");

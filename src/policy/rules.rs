@@ -181,7 +181,7 @@ impl fmt::Display for Why<'_> {
         if let Who::Plain { guest_has_keys: true } = asked.who {
             return write!(
                 formatter,
-                "this guest has keys, and trust.plain does not give the role {} to a host half without one",
+                "this guest has keys, and trust.plain does not give the role {} to a host half without a key",
                 asked.role
             );
         }
@@ -196,8 +196,7 @@ impl fmt::Display for Why<'_> {
                 };
                 write!(
                     formatter,
-                    "no grant lets {to} run {} as {user}{with} as it is asked to; see exec.paths and exec.users of the \
-                     grants in {FOLDER}",
+                    "no grant lets {to} run {} as {user}{with}; see exec.paths and exec.users of the grants in {FOLDER}",
                     path.display()
                 )?;
                 if with.is_empty() {

@@ -38,8 +38,8 @@ fn targets(grant: &Grant) -> Vec<String> {
 pub fn table(rules: &Rules) -> String {
     let mut text = String::new();
     let meaning = match rules.mode {
-        Mode::Enforce => "what no grant gives is denied",
-        Mode::Audit => "what no grant gives passes, and is written down",
+        Mode::Enforce => "calls that no grant allows are denied",
+        Mode::Audit => "calls that no grant allows are recorded, but not denied",
     };
     // Writing to a string cannot fail.
     let _ = writeln!(text, "mode {}: {meaning}\n", mode(rules.mode));
@@ -102,7 +102,7 @@ fn bounds(rules: &Rules) -> String {
         return String::new();
     }
     format!(
-        "\nThe settings of [qga] hold everybody who asks for what commands do to, whatever grants say:\n  {}\n",
+        "\nThe settings of [qga] limit everybody who requests what these commands do, whatever the grants allow:\n  {}\n",
         lines.join("\n  ")
     )
 }

@@ -30,7 +30,7 @@ struct Line {
 
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("line {line} is no audit record: {problem}")]
+#[error("line {line} is not an audit record: {problem}")]
 pub struct NoRecord {
     /// Its number, from 1.
     line: usize,
@@ -74,13 +74,13 @@ pub fn tables(records: &str) -> Result<String, NoRecord> {
         seen.add(role, line.subject);
     }
     let mut text =
-        String::from("# What the audit records show, and no more. Look at it before you use it.\n");
+        String::from("# Grants for what the audit records show, and no more. Review them before use.\n");
     if denied > 0 {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "# {denied} calls were denied; they are left out.");
+        let _ = writeln!(text, "# {denied} denied calls are left out.");
     }
     if lost > 0 {
-        let _ = writeln!(text, "# {lost} records could not be written, and what they say is missing here.");
+        let _ = writeln!(text, "# {lost} records could not be written, so they are missing here.");
     }
     for ((host, caller), seen) in &seen {
         seen.write(&mut text, host, caller.as_deref());
@@ -166,7 +166,7 @@ mod tests {
         let wrong =
             r#"{"host":"qga","caller":"","role":"root","verb":"x","subject":"","decision":"allowed"}"#;
         let error = tables(&format!("\n{wrong}")).unwrap_err().to_string();
-        assert_eq!(error, "line 2 is no audit record: no role \"root\"");
+        assert_eq!(error, "line 2 is not an audit record: no role \"root\"");
         assert_eq!(quoted("a\"b\\c\n"), "\"a\\\"b\\\\c\\u000A\"");
     }
 }

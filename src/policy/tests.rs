@@ -148,7 +148,8 @@ fn programs_and_files_are_held_to_the_paths_of_the_grant() {
     assert!(rules.decide(&program("/usr/bin/journalctl", false)).passes());
     assert_eq!(
         why(&rules, program("/usr/bin/sh", false)),
-        "no grant lets QGA clients run /usr/bin/sh as root as it is asked to; see exec.paths and exec.users of the grants in /etc/guestlet/agent.d"
+        "no grant lets QGA clients run /usr/bin/sh as root; see exec.paths and exec.users of the grants in \
+         /etc/guestlet/agent.d"
     );
     assert!(!rules.decide(&program("/usr/bin/journalctl", true)).passes(), "with an environment");
     let path = Path::new("/usr/bin/journalctl");
@@ -209,8 +210,8 @@ fn suggestions_have_what_was_seen_and_no_more() {
         record("SHA256:x", "uid:0 root", "forward", "22", "would-deny"),
         record("SHA256:x", "uid:0 root", "forward", "no target", "denied"),
     ];
-    let expected = r#"# What the audit records show, and no more. Look at it before you use it.
-# 2 calls were denied; they are left out.
+    let expected = r#"# Grants for what the audit records show, and no more. Review them before use.
+# 2 denied calls are left out.
 
 [[grant]]
 host = "SHA256:x"

@@ -159,9 +159,8 @@ impl Watch<'_> {
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            let unknown = Error::generic(
-                "not known: it was under way when the agent ended, or the host half gave it up",
-            );
+            let unknown =
+                Error::generic("not known: it was under way when the agent stopped or the host half gave up");
             self.call.log(self.command, Some(&unknown));
         }
     }

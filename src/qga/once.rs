@@ -58,7 +58,7 @@ async fn carry_out(context: &Context, request: &Request<'_>, asker: &Asker) -> R
         context.room.may_wait(command.name)?;
         if blocking::under_way() >= MAX_WORK {
             let text = format!(
-                "{MAX_WORK} pieces of work are under way: disks, or what else is waited for, do not answer"
+                "{MAX_WORK} operations are under way, which is the limit: disks or other resources do not answer"
             );
             return Err(Error::generic(text));
         }

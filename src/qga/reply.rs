@@ -72,7 +72,7 @@ impl Reply {
     fn after<T: Serialize + ?Sized>(mut text: Vec<u8>, value: &T) -> Result<Self, Error> {
         text.extend_from_slice(b"{\"return\":");
         serde_json::to_writer(&mut text, value)
-            .map_err(|error| Error::generic(format!("the result cannot be written as JSON: {error}")))?;
+            .map_err(|error| Error::generic(format!("the result cannot be encoded as JSON: {error}")))?;
         Ok(Self::whole(text))
     }
 }

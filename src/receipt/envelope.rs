@@ -158,18 +158,18 @@ fn read(envelope: &[u8]) -> Result<(Envelope, Receipt), String> {
         return Err(format!("it has more than {MOST_BYTES} bytes"));
     }
     let envelope: Envelope = serde_json::from_slice(envelope)
-        .map_err(|error| format!("it is no envelope of a receipt: {error}"))?;
+        .map_err(|error| format!("it is not the envelope of a receipt: {error}"))?;
     if envelope.guestlet_receipt != VERSION {
         return Err(format!(
-            "its version is {}, which this guestlet does not know",
+            "its version is {}, which this guestlet does not support",
             envelope.guestlet_receipt
         ));
     }
     let mut receipt: Receipt = serde_json::from_str(&envelope.document)
-        .map_err(|error| format!("its document is no receipt: {error}"))?;
+        .map_err(|error| format!("its document is not a receipt: {error}"))?;
     if receipt.schema != SCHEMA {
         return Err(format!(
-            "its document has version {}, which this guestlet does not know",
+            "its document has version {}, which this guestlet does not support",
             receipt.schema
         ));
     }
@@ -192,7 +192,9 @@ fn verdict(
         (Some(key), Some(signature)) => (key, signature),
         _ => return altered("it has a key without a signature, or a signature without a key"),
     };
-    let Some(signature) = bytes(signature) else { return altered("its signature is no hexadecimal number") };
+    let Some(signature) = bytes(signature) else {
+        return altered("its signature is not a hexadecimal number");
+    };
     match check(key, &signed(&envelope.document), &signature) {
         Check::Good(fingerprint) => Verdict::Signed(fingerprint),
         Check::Bad => altered("its signature is not the one of its key over its document"),

@@ -70,7 +70,7 @@ fn spoiled(receipt: &Receipt) -> Vec<String> {
         let frozen_for = asked.boottime_ms.saturating_sub(frozen.boottime_ms);
         reasons.extend(receipt.cut.as_ref().and_then(|cut| not_inside(cut, frozen_for)));
     } else if reasons.is_empty() {
-        reasons.push("when everything was frozen, or thawed, is not known".to_owned());
+        reasons.push("it is not known when everything was frozen, or thawed".to_owned());
     }
     reasons
 }

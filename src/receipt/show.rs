@@ -120,7 +120,7 @@ fn cut(receipt: &Receipt) -> String {
 pub fn verdict(verdict: &Verdict, whose: &str) -> String {
     match verdict {
         Verdict::Signed(key) => format!("signed by {key}{whose}"),
-        Verdict::Unsigned => "unsigned: nothing proves who has written it".to_owned(),
+        Verdict::Unsigned => "unsigned: there is no proof of who wrote it".to_owned(),
         Verdict::Altered(why) => format!("altered: {why}"),
         Verdict::Unreadable(why) => format!("unreadable: {why}"),
     }

@@ -103,7 +103,7 @@ pub async fn open(
 }
 
 fn stranger() -> Status {
-    Status::failed_precondition("only the host half that holds this guest is asked anything")
+    Status::failed_precondition("only the host half that holds this guest receives calls")
 }
 
 /// Introduces this guest and keeps what the host half says of it, for as long as that holds it; returns why it ended.
@@ -143,7 +143,7 @@ async fn ask(
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = over => Status::aborted("another one has taken the place of this callback, or the hold has ended"),
+        () = over => Status::aborted("this callback was replaced by another one, or the hold has ended"),
         () = again => Status::aborted("the agent is stopping"),
     }
 }

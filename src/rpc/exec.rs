@@ -119,7 +119,7 @@ fn owner(asker: &Asker) -> String {
 
 fn asker<T>(request: &Request<T>) -> Result<Asker, Status> {
     let asker = request.extensions().get::<Asker>().cloned();
-    asker.ok_or_else(|| Status::internal("it is not known who asks"))
+    asker.ok_or_else(|| Status::internal("the caller is not known"))
 }
 
 fn unknown(id: &str) -> Status {
@@ -266,7 +266,7 @@ fn is_thawed(guest: &Guest) -> Result<(), Refusal> {
         return Ok(());
     }
     let held = guest.freezer.held();
-    Err(Refusal::Frozen(format!("no program is started while file systems are frozen: {held}")))
+    Err(Refusal::Frozen(format!("no program can be started while file systems are frozen: {held}")))
 }
 
 impl Check {
@@ -274,7 +274,7 @@ impl Check {
     fn program(&self, path: &Path) -> Result<(), Refusal> {
         let Self { gate, asker, noted, user, environment, directory, is_login, guest } = self;
         let denied = |why: &dyn std::fmt::Display| {
-            let shell = "; with --login the login shell has to be allowed, which can run any program";
+            let shell = "; with --login the login shell must be allowed, which can run any program";
             Refusal::Denied(format!("{why}{}", if *is_login { shell } else { "" }))
         };
         let _ = noted.path.set(path.display().to_string());
@@ -314,7 +314,7 @@ impl exec_server::Exec for Service {
                 let program = found.ok_or_else(|| unknown(&attach.id))?;
                 program.attach([attach.output_from, attach.errors_from])
             }
-            _ => return Err(Status::invalid_argument("the first message is neither start nor attach")),
+            _ => return Err(Status::invalid_argument("the first message must be start or attach")),
         };
         let conversation = Conversation::new(requests, attached, self.stopping.clone());
         Ok(Response::new(Box::pin(conversation.into_stream())))
@@ -363,6 +363,6 @@ pub(super) fn program(one: exec::Standing) -> v1::Program {
 /// Sends a signal, by its number.
 fn send(program: &exec::Program, signal: u32) -> Result<(), Status> {
     let number = i32::try_from(signal).ok().and_then(|number| Signal::try_from(number).ok());
-    let signal = number.ok_or_else(|| Status::invalid_argument(format!("there is no signal {signal}")))?;
+    let signal = number.ok_or_else(|| Status::invalid_argument(format!("unknown signal {signal}")))?;
     program.signal(signal).map_err(|error| Status::internal(format!("cannot send the signal: {error}")))
 }

@@ -41,7 +41,7 @@ type Place = Arc<Seat<String>>;
 
 fn too_many() -> Status {
     Status::resource_exhausted(format!(
-        "files are copied from or to this guest {ALL} times at a time, and {OF_ONE} times for one caller; try again later"
+        "at most {ALL} copies from or to this guest can run at a time, and {OF_ONE} of one caller; try again later"
     ))
 }
 
@@ -78,12 +78,12 @@ impl Service {
         T: Asks,
     {
         let asker = request.extensions().get::<Asker>().cloned();
-        let asker = asker.ok_or_else(|| Status::internal("it is not known who asks"))?;
+        let asker = asker.ok_or_else(|| Status::internal("the caller is not known"))?;
         let noted = request.extensions().get::<Arc<Noted>>().cloned().unwrap_or_default();
         let mut requests = request.into_inner();
         let first = opening::first(&mut requests).await?;
         let first = first.filter(|first| first.open().is_some());
-        let first = first.ok_or_else(|| Status::invalid_argument("the first message is not open"))?;
+        let first = first.ok_or_else(|| Status::invalid_argument("the first message must be open"))?;
         let subject = first.open().map(|open| printable(&String::from_utf8_lossy(&open.path)));
         let _ = noted.subject.set(subject.unwrap_or_default());
         may_work()?;
@@ -230,7 +230,7 @@ impl files_server::Files for Service {
         if self.guest.freezer.restricts() {
             let held = self.guest.freezer.held();
             return Err(Status::failed_precondition(format!(
-                "nothing is written while file systems are frozen: {held}"
+                "nothing can be written while file systems are frozen: {held}"
             )));
         }
         let held = place.clone();

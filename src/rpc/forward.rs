@@ -66,11 +66,11 @@ impl forward_server::Forward for Service {
         request: Request<Streaming<v1::ToTarget>>,
     ) -> Result<Response<Self::ForwardConnectionsStream>, Status> {
         let asker = request.extensions().get::<Asker>().cloned();
-        let asker = asker.ok_or_else(|| Status::internal("it is not known who asks"))?;
+        let asker = asker.ok_or_else(|| Status::internal("the caller is not known"))?;
         let mut requests = request.into_inner();
         let first = opening::first(&mut requests).await?;
         if !matches!(first.and_then(|first| first.message), Some(Message::Open(_))) {
-            return Err(Status::invalid_argument("the first message is not open"));
+            return Err(Status::invalid_argument("the first message must be open"));
         }
         let Self { guest, gate, stopping } = self.clone();
         let desk = Desk { guest, gate, caller: asker.to_string(), asker, failures: Mutex::default() };

@@ -70,7 +70,7 @@ impl freeze_server::Freeze for Service {
             }
             _ => {
                 return Err(Status::aborted(
-                    "somebody has thawed the file systems just after they were frozen",
+                    "the file systems were thawed by somebody else just after they were frozen",
                 ));
             }
         };
@@ -88,7 +88,7 @@ impl freeze_server::Freeze for Service {
             && wanted != file_systems.iter().collect()
         {
             return Err(Status::failed_precondition(format!(
-                "others are frozen, for {holder}: {}; a thaw is for all of them",
+                "other file systems are frozen, for {holder}: {}; a thaw applies to all of them",
                 file_systems.join(" ")
             )));
         }

@@ -106,7 +106,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Answering {
         let Some(verb) = verbs::find(request.uri().path()) else {
-            return refused(Status::unimplemented("there is no such method"));
+            return refused(Status::unimplemented("unknown method"));
         };
         let mut request = request;
         if verb.name == TAKES_THE_GUEST {

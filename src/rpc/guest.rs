@@ -80,7 +80,7 @@ impl Service {
     pub async fn info(&self) -> Result<v1::GuestInfo, Status> {
         let place = Arc::clone(&self.reading).try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(
-                "files such as /etc/os-release are being read, and their disk does not answer",
+                "files such as /etc/os-release cannot be read: their disk does not answer",
             )
         })?;
         let root = self.guest.root.clone();
@@ -152,7 +152,7 @@ pub(super) fn may_work() -> Result<(), Status> {
         return Ok(());
     }
     Err(Status::resource_exhausted(format!(
-        "{MAX_WORK} pieces of work are under way: disks, or what else is waited for, do not answer"
+        "{MAX_WORK} operations are under way, which is the limit: disks or other resources do not answer"
     )))
 }
 
@@ -161,7 +161,7 @@ fn selector(disk: Option<v1::DiskSelector>) -> Result<Selector, Status> {
         Some(By::Serial(serial)) => Ok(Selector::Serial(serial)),
         Some(By::Alias(alias)) => Ok(Selector::Alias(alias)),
         Some(By::WorldWideName(name)) => Ok(Selector::Wwn(name)),
-        None => Err(Status::invalid_argument("disk.by is missing: say which disk is meant")),
+        None => Err(Status::invalid_argument("disk.by is missing: it must identify the disk")),
     }
 }
 
@@ -254,7 +254,7 @@ impl guest_server::Guest for Service {
         let v1::SetTopologyRequest { host_instance_id, topology } = request.into_inner();
         let holder = self.holder.held_by(&host_instance_id, &peer);
         let holder = holder.ok_or_else(|| {
-            Status::failed_precondition("only the host half that holds this guest says where it runs")
+            Status::failed_precondition("only the host half that holds this guest may set where it runs")
         })?;
         let topology = topology.ok_or_else(|| Status::invalid_argument("topology is missing"))?;
         may_work()?;
@@ -315,7 +315,7 @@ impl guest_server::Guest for Service {
         let may_call_back = guard::may_call_back(&request);
         let v1::WatchEventsRequest { host, after } = request.into_inner();
         let host = host.filter(|host| !host.instance_id.is_empty()).ok_or_else(|| {
-            Status::invalid_argument("host.instance_id is empty: a host half has to say which one it is")
+            Status::invalid_argument("host.instance_id is empty: a host half must identify itself")
         })?;
         let hold = self.holder.take(host, peer, may_call_back).await?;
         let after = after.map(|after| events::Position { run_id: after.run_id, sequence: after.sequence });

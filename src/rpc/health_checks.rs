@@ -65,7 +65,7 @@ impl health_checks_server::HealthChecks for Service {
 }
 
 fn stranger() -> Status {
-    Status::failed_precondition("only the host half that holds this guest has it make health checks")
+    Status::failed_precondition("only the host half that holds this guest may request health checks")
 }
 
 fn bounded(value: u32, least: u32, most: u32, field: impl FnOnce() -> String) -> Result<u32, Status> {
@@ -73,20 +73,22 @@ fn bounded(value: u32, least: u32, most: u32, field: impl FnOnce() -> String) ->
         return Ok(value);
     }
     let field = field();
-    Err(Status::invalid_argument(format!("{field} is {value}; it has to be from {least} to {most}")))
+    Err(Status::invalid_argument(format!("{field} is {value}; it must be from {least} to {most}")))
 }
 
 fn wanted(request: v1::SetHealthChecksRequest, tenure: &Tenure) -> Result<Wanted, Status> {
     let v1::SetHealthChecksRequest { generation, checks, report_seconds, .. } = request;
     if generation == 0 {
-        return Err(Status::invalid_argument("generation is 0; it has to be 1 or more"));
+        return Err(Status::invalid_argument("generation is 0; it must be 1 or more"));
     }
     if report_seconds != 0 {
         bounded(report_seconds, 10, 3600, || "report_seconds, if it is not 0,".to_owned())?;
     }
     if checks.len() > MOST_CHECKS {
         let count = checks.len();
-        return Err(Status::invalid_argument(format!("checks are {count}; at most {MOST_CHECKS} are made")));
+        return Err(Status::invalid_argument(format!(
+            "there are {count} checks; at most {MOST_CHECKS} are allowed"
+        )));
     }
     let checks = checks.into_iter().enumerate().map(|(place, target)| check(target, place));
     let checks = checks.collect::<Result<Vec<_>, _>>()?;

@@ -49,9 +49,7 @@ pub async fn report(holder: Holder, mut standing: watch::Receiver<Standing>) {
             match told {
                 Ok(every) => (report_every, again) = (every, AGAIN),
                 Err(problem) => {
-                    tracing::debug!(
-                        "results of health checks cannot be told, and it is tried again: {problem}"
-                    );
+                    tracing::debug!("results of health checks cannot be reported, retrying: {problem}");
                     tokio::select! {
                         () = sleep(again) => again = (again * 2).min(AGAIN_AT_MOST),
                         () = tenure.ended() => again = AGAIN,

@@ -151,7 +151,7 @@ impl Holder {
         tracing::info!("held by host half {}", name(&host));
         if let Some(before) = slot.current.take() {
             before.over.send_replace(Some(if before.is(&host, &peer) {
-                "the same host half opened the events anew".to_owned()
+                "the same host half opened the events again".to_owned()
             } else {
                 format!("taken over by host half {}", name(&host))
             }));
@@ -245,7 +245,7 @@ impl Holder {
             .map(|callback| callback.caller())
             .ok_or_else(|| {
                 let host = name(&current.host);
-                format!("host half {host} takes no requests from this guest; one of an earlier release has to be upgraded")
+                format!("host half {host} accepts no requests from this guest; if it is of an earlier release, upgrade it")
             })
     }
 

@@ -41,7 +41,7 @@ fn question(request: v1::ReadJournalRequest) -> Result<Question, Status> {
         )));
     }
     let since = since.map(SystemTime::try_from).transpose();
-    let since = since.map_err(|_| Status::invalid_argument("since is no time"))?;
+    let since = since.map_err(|_| Status::invalid_argument("since is not a valid time"))?;
     Ok(Question { units, cursor, since, last, priority, wait })
 }
 

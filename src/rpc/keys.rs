@@ -70,7 +70,7 @@ impl Keys {
         let replaced = match step {
             Some(Step::Next(spki)) => {
                 let key = PublicKey::from_spki(&spki);
-                let next = key.map_err(|_| Status::invalid_argument("next: it is no Ed25519 key"))?;
+                let next = key.map_err(|_| Status::invalid_argument("next: it is not an Ed25519 key"))?;
                 self.keyring.change(peer, move |files, peer| files.add_host(peer, next)).await
             }
             Some(Step::Retire(name)) => {

@@ -163,7 +163,7 @@ impl local_server::Local for Service {
         let wait = Duration::from_millis(request.into_inner().wait_milliseconds.min(MAX_WAIT).into());
         let mut changes = self.guest.topology.changes();
         if !wait.is_zero() && timeout(wait, changes.wait_for(Standing::is_settled)).await.is_err() {
-            return Err(Status::deadline_exceeded("no host half has said in time where this guest runs"));
+            return Err(Status::deadline_exceeded("no host half has told this guest in time where it runs"));
         }
         let Standing { known, problem, files, node, .. } = self.guest.topology.standing();
         let file = |file: &drop_ins::Outcome| v1::NodeLabelFile {

@@ -143,7 +143,7 @@ impl machine_server::Machine for Service {
             id,
             problem: match outcome {
                 Outcome::Done => String::new(),
-                Outcome::Unknown(_) => "there is no such block".to_owned(),
+                Outcome::Unknown(_) => "there is no such memory block".to_owned(),
                 Outcome::Unsupported(error) => format!("it cannot be switched: {error}"),
                 Outcome::Failed(error) => error.to_string(),
             },

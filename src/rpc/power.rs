@@ -43,7 +43,7 @@ impl power_server::Power for Service {
         request: Request<ShutdownRequest>,
     ) -> Result<Response<ShutdownResponse>, Status> {
         let mode = ShutdownMode::try_from(request.get_ref().mode)
-            .map_err(|_| Status::invalid_argument("this agent does not know this mode"))?;
+            .map_err(|_| Status::invalid_argument("this agent does not support this mode"))?;
         let mode = match mode {
             ShutdownMode::Unspecified | ShutdownMode::Powerdown => Mode::Powerdown,
             ShutdownMode::Halt => Mode::Halt,

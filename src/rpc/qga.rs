@@ -39,7 +39,7 @@ impl qga_server::Qga for Service {
         request: Request<ExecuteQgaRequest>,
     ) -> Result<Response<ExecuteQgaResponse>, Status> {
         let asker = request.extensions().get::<Asker>().cloned();
-        let asker = asker.ok_or_else(|| Status::internal("it is not known who asks"))?;
+        let asker = asker.ok_or_else(|| Status::internal("the caller is not known"))?;
         let answer = self.0(request.into_inner().command, asker).await;
         Ok(Response::new(ExecuteQgaResponse { answer }))
     }

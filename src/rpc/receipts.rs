@@ -101,7 +101,7 @@ pub async fn list(
 pub async fn get(guest: &Guest, request: v1::GetReceiptRequest) -> Result<v1::GetReceiptResponse, Status> {
     let id = request.id;
     if !is_id(&id) {
-        return Err(Status::invalid_argument("id is not one of a receipt: 32 hexadecimal digits"));
+        return Err(Status::invalid_argument("id is not that of a receipt, which has 32 hexadecimal digits"));
     }
     let clerk = clerk(guest)?;
     let found = blocking::run(move || {

@@ -45,7 +45,7 @@ pub fn table(answer: &ListDisksResponse) -> String {
     }
     if !answer.rules_problem.is_empty() {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "\nNewer rules are not in force: {}", answer.rules_problem);
+        let _ = writeln!(text, "\nThe newest rules are invalid and not in force: {}", answer.rules_problem);
     }
     text
 }
@@ -201,7 +201,7 @@ mod tests {
              /fast        no-disk  -          bus nvme       a.toml:9                        no disk has bus nvme\n    \
              not vdb: its bus is virtio\n\
              \n\
-             Newer rules are not in force: b.toml:1: unknown field `x`\n"
+             The newest rules are invalid and not in force: b.toml:1: unknown field `x`\n"
         );
         let all = json(&answer);
         assert_eq!(

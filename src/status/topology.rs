@@ -51,7 +51,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked, lexopt::Error> {
                 asked.json = match parser.value()?.string()?.as_str() {
                     "json" => true,
                     "table" => false,
-                    other => return Err(format!("the output {other:?} is not one of table, json").into()),
+                    other => return Err(format!("unknown output format {other:?}; use table or json").into()),
                 }
             }
             other => return Err(other.unexpected()),
@@ -105,7 +105,7 @@ pub fn table(answer: &GetTopologyResponse) -> String {
     match &answer.topology {
         None => {
             lines
-                .push(("topology", "not known: no host half has told it since this guest booted".to_owned()));
+                .push(("topology", "not known: no host half has told this guest since it booted".to_owned()));
         }
         Some(topology) => {
             lines.push(("region", text::or_dash(&topology.region)));

@@ -70,13 +70,13 @@ impl Directory {
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
         Ok(if found.uid() != 0 && found.uid() != user {
             Some(format!(
-                "it belongs to the user {}, who may change what is in it; chown it to root",
+                "it belongs to the user {}, who can change its contents; chown it to root",
                 found.uid()
             ))
         } else if mode & 0o002 != 0 {
-            Some(format!("it has mode {mode:04o}, so everybody may write to it; chmod o-w"))
+            Some(format!("it has mode {mode:04o}, so everybody can write to it; chmod o-w"))
         } else if mode & 0o020 != 0 && found.gid() != 0 && found.gid() != group {
-            Some(format!("it has mode {mode:04o}, so the group {} may write to it; chmod g-w", found.gid()))
+            Some(format!("it has mode {mode:04o}, so the group {} can write to it; chmod g-w", found.gid()))
         } else {
             None
         })
@@ -137,7 +137,7 @@ impl Directory {
         let access = if write { OFlag::O_RDWR } else { OFlag::O_RDONLY };
         let file = File::from(openat(&self.file, name, access | ENTRY, Mode::empty())?);
         if !file.metadata()?.is_file() {
-            return Err(io::Error::other("it is no regular file"));
+            return Err(io::Error::other("it is not a regular file"));
         }
         Ok(file)
     }
@@ -292,13 +292,13 @@ mod tests {
         for mode in [0o700, 0o755, 0o711, 0o770] {
             assert_eq!(words(mode), "", "{mode:o}");
         }
-        assert!(words(0o1777).contains("mode 1777, so everybody may write to it; chmod o-w"));
+        assert!(words(0o1777).contains("mode 1777, so everybody can write to it; chmod o-w"));
         if !geteuid().is_root() {
             return;
         }
         chown(folder.path(), None, Some(4711)).unwrap();
         assert_eq!(words(0o755), "");
-        assert!(words(0o775).contains("the group 4711 may write to it; chmod g-w"));
+        assert!(words(0o775).contains("the group 4711 can write to it; chmod g-w"));
         chown(folder.path(), Some(4711), None).unwrap();
         assert!(words(0o755).contains("it belongs to the user 4711"));
     }

@@ -89,7 +89,7 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     // A pipe keeps whoever opens it waiting.
     match std::fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Ok(metadata) if !metadata.is_file() => return Err(io::Error::other("it is no file")),
+        Ok(metadata) if !metadata.is_file() => return Err(io::Error::other("it is not a file")),
         Ok(metadata) if metadata.len() > most => return Err(io::Error::other("it is too large")),
         Ok(_) => {}
         Err(error) => return Err(error),

@@ -91,7 +91,7 @@ impl Instance {
             let Some(inotify) = self.kernel.get() else {
                 self.next_look().await;
                 if self.ask().is_ok() {
-                    tracing::info!("the kernel tells of changed files again");
+                    tracing::info!("the kernel reports changed files again");
                 }
                 return Ok(vec![Event::Lost]);
             };
@@ -137,8 +137,8 @@ fn complain(what: &str, limit: &str, error: Errno) {
     SAID.call_once(|| {
         let seconds = LOOK_AGAIN.as_secs();
         tracing::warn!(
-            "no inotify {what} are left ({error}), which other programs of this user use up; until there are, changed files are \
-             noticed after up to {seconds} s: raise the sysctl {limit}"
+            "no inotify {what} are left ({error}): other programs of this user have used them up; until there \
+             are, changed files are noticed after up to {seconds} s: raise the sysctl {limit}"
         );
     });
 }

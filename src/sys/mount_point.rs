@@ -44,7 +44,7 @@ pub fn mount_id(file: &OwnedFd) -> io::Result<u64> {
     let text = Root::default().read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let text = String::from_utf8_lossy(&text);
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    id.ok_or_else(|| io::Error::other("the kernel does not say on which mount an open file is"))
+    id.ok_or_else(|| io::Error::other("the kernel does not report which mount an open file is on"))
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ impl Place {
         let information = String::from_utf8_lossy(&information);
         let mount = information.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
         let mount =
-            mount.ok_or_else(|| io::Error::other("the kernel does not say on which mount a file is"))?;
+            mount.ok_or_else(|| io::Error::other("the kernel does not report which mount a file is on"))?;
         Ok(Self { descriptor, path, mount, is_folder })
     }
 

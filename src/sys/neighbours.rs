@@ -64,7 +64,7 @@ pub fn look(addresses: &BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, Seen>> 
     }
     for (interface, address) in on_link.keys() {
         if let Err(error) = kernel.ask(NEIGHBOUR, CREATE, &neighbour(*interface, *address)) {
-            tracing::debug!(%address, %error, "the kernel does not ask who has an address");
+            tracing::debug!(%address, %error, "the kernel does not resolve an address");
         }
     }
     for (kind, body) in kernel.ask(NEIGHBOURS, LIST, &[0; NEIGHBOUR_HEAD])? {

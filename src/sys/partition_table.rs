@@ -70,7 +70,7 @@ pub enum Refusal<E> {
     #[error("cannot read the disk")]
     Disk(#[source] E),
     /// There is no table of either kind.
-    #[error("there is no partition table that is known")]
+    #[error("there is no known partition table")]
     NoTable,
     /// It is damaged.
     #[error("the partition table is damaged: {0}")]
@@ -79,7 +79,7 @@ pub enum Refusal<E> {
     #[error("the partition table is empty")]
     Empty,
     /// Not the partition that was named is last.
-    #[error("partition {wanted} is not the last one on the disk, that is {last}")]
+    #[error("partition {wanted} is not the last one on the disk; the last one is {last}")]
     NotLast {
         /// The one that is to grow.
         wanted: u32,

@@ -58,7 +58,7 @@ impl Error {
         let told = |message: &str| !secret.is_empty() && contains(message.as_bytes(), secret);
         match self {
             Self::Failed { program, status, message } if told(&message) => {
-                Self::Failed { program, status, message: "what it says is not repeated here".to_owned() }
+                Self::Failed { program, status, message: "its output is not shown here".to_owned() }
             }
             other => other,
         }

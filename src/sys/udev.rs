@@ -88,7 +88,7 @@ impl Watch {
         if let Some(folder) = self.folder.take()
             && let Err(error) = self.inotify.forget(folder)
         {
-            tracing::debug!("udev's database is still watched: {error}");
+            tracing::debug!("cannot stop watching udev's database: {error}");
         }
     }
 

@@ -72,8 +72,7 @@ fn not_followed(folder: impl AsFd, name: &str) -> io::Error {
     let kind = fstatat(folder, name, AtFlags::AT_SYMLINK_NOFOLLOW)
         .map(|found| SFlag::from_bits_truncate(found.st_mode));
     let link = kind.is_ok_and(|kind| kind & SFlag::S_IFMT == SFlag::S_IFLNK);
-    let what =
-        if link { "a symbolic link, which is not followed" } else { "something else than it should be" };
+    let what = if link { "a symbolic link, which is not followed" } else { "not of the expected type" };
     io::Error::other(format!("{name} is {what}"))
 }
 
@@ -181,7 +180,7 @@ impl Rights {
         if taken || (!geteuid().is_root() && account.user == geteuid()) {
             return Ok(before);
         }
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, "the user's rights cannot be taken"))
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, "the user's privileges cannot be assumed"))
     }
 }
 

@@ -28,7 +28,7 @@ pub enum Target {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoTarget {
     /// It is nothing of the kind.
-    #[error("{0:?} is no target; write a port, ADDRESS:PORT with an IP address, or unix:/PATH")]
+    #[error("{0:?} is not a target; write a port, ADDRESS:PORT with an IP address, or unix:/PATH")]
     Unknown(String),
     /// It has a host name.
     #[error("{0:?}: host names are not resolved; write an IP address, or localhost")]
@@ -37,12 +37,12 @@ pub enum NoTarget {
     #[error("{0:?}: a port is 1 to 65535")]
     Port(String),
     /// An address that stands for all of them.
-    #[error("{0:?}: this address stands for all addresses; write localhost or the one that is meant")]
+    #[error("{0:?}: this is the unspecified address; write localhost or a specific address")]
     Unspecified(String),
     /// The path of a socket is not absolute, names a directory, is too long, or has "..".
     #[error(
-        "{0:?}: the path of a socket is absolute, without \"..\", does not end as one of a directory, and has at most \
-         {MAX_PATH} bytes"
+        "{0:?}: the path of a socket must be absolute, without \"..\", must not end like that of a directory, \
+         and have at most {MAX_PATH} bytes"
     )]
     Path(String),
 }
@@ -170,28 +170,28 @@ mod tests {
     #[test]
     fn what_is_no_target_is_refused_with_what_to_write() {
         for (text, words) in [
-            ("", "is no target"),
-            ("x", "is no target"),
-            ("a:b", "is no target"),
-            ("::1:80", "is no target"),
-            (":80", "is no target"),
-            ("[::1]", "is no target"),
-            ("-1", "is no target"),
+            ("", "is not a target"),
+            ("x", "is not a target"),
+            ("a:b", "is not a target"),
+            ("::1:80", "is not a target"),
+            (":80", "is not a target"),
+            ("[::1]", "is not a target"),
+            ("-1", "is not a target"),
             ("0", "a port is 1 to 65535"),
             ("65536", "a port is 1 to 65535"),
             ("10.0.0.1:0", "a port is 1 to 65535"),
             ("db:5432", "host names are not resolved"),
             ("10.1:80", "host names are not resolved"),
-            ("0.0.0.0:80", "stands for all addresses"),
-            ("[::]:80", "stands for all addresses"),
-            ("[::ffff:0.0.0.0]:80", "stands for all addresses"),
-            ("unix:run/x", "is absolute"),
-            ("unix:/run/../x", "is absolute"),
-            ("unix:/run/", "does not end as one of a directory"),
-            ("unix:/.", "does not end as one of a directory"),
-            ("unix:/run/.", "does not end as one of a directory"),
-            ("unix:/x\0", "is absolute"),
-            ("unix:", "is absolute"),
+            ("0.0.0.0:80", "is the unspecified address"),
+            ("[::]:80", "is the unspecified address"),
+            ("[::ffff:0.0.0.0]:80", "is the unspecified address"),
+            ("unix:run/x", "must be absolute"),
+            ("unix:/run/../x", "must be absolute"),
+            ("unix:/run/", "must not end like that of a directory"),
+            ("unix:/.", "must not end like that of a directory"),
+            ("unix:/run/.", "must not end like that of a directory"),
+            ("unix:/x\0", "must be absolute"),
+            ("unix:", "must be absolute"),
         ] {
             let error = text.parse::<Target>().unwrap_err().to_string();
             assert!(error.contains(words), "{text}: {error}");

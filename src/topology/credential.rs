@@ -94,16 +94,18 @@ fn small(path: &Path) -> io::Result<Option<Vec<u8>>> {
 
 fn load(root: &Root, place: &Path, text: &[u8], files: &mut Vec<PathBuf>) -> Result<Credential, String> {
     let wrong = |problem: String| format!("{}: {problem}", place.display());
-    let text = std::str::from_utf8(text).map_err(|_| wrong("it is no text".to_owned()))?;
+    let text = std::str::from_utf8(text).map_err(|_| wrong("it is not UTF-8".to_owned()))?;
     let Chosen { cluster, user } = kubeconfig::parse(text).map_err(wrong)?;
     if cluster.insecure_skip_tls_verify {
-        return Err(wrong("insecure-skip-tls-verify: the API server could be anybody".to_owned()));
+        return Err(wrong(
+            "insecure-skip-tls-verify is set: the API server would not be authenticated".to_owned(),
+        ));
     }
     let server = server(&cluster).map_err(wrong)?;
     let mut part = |what: &str, data: Option<&str>, file: Option<&String>| match (data, file) {
         (Some(data), _) => base64_simd::STANDARD
             .decode_to_vec(data.trim())
-            .map_err(|_| wrong(format!("{what}-data is no base64"))),
+            .map_err(|_| wrong(format!("{what}-data is not Base64"))),
         (None, Some(file)) => {
             let path = Path::new(file);
             let path = if path.is_absolute() {
@@ -116,7 +118,7 @@ fn load(root: &Root, place: &Path, text: &[u8], files: &mut Vec<PathBuf>) -> Res
             files.push(path);
             read
         }
-        (None, None) => Err(wrong(format!("it has no {what}; only certificates are taken"))),
+        (None, None) => Err(wrong(format!("it has no {what}; only certificates are supported"))),
     };
     let (data, file) = (&cluster.certificate_authority_data, &cluster.certificate_authority);
     let authority = part("certificate-authority", data.as_deref(), file.as_ref())?;
@@ -144,7 +146,7 @@ fn load(root: &Root, place: &Path, text: &[u8], files: &mut Vec<PathBuf>) -> Res
 }
 
 fn server(cluster: &Cluster) -> Result<Server, String> {
-    let wrong = || "it names no server as https://host:port".to_owned();
+    let wrong = || "it has no server like https://host:port".to_owned();
     let uri: http::Uri = cluster.server.as_deref().unwrap_or_default().parse().map_err(|_| wrong())?;
     if uri.scheme_str() != Some("https") || !matches!(uri.path(), "" | "/") {
         return Err(wrong());
@@ -166,7 +168,7 @@ fn node(common_name: &str) -> Result<String, String> {
             let mut shown = String::new();
             // Writing to a string cannot fail.
             let _ = write!(shown, "{:?}", common_name.chars().take(80).collect::<String>());
-            Err(format!("the certificate is for {shown}, which is no kubelet"))
+            Err(format!("the certificate is for {shown}, which is not a kubelet"))
         }
     }
 }
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(node("system:node:web-1.example").unwrap(), "web-1.example");
         for other in ["system:kube-proxy", "system:node:", "system:node:a/b", "system:node:../x", "web-1", ""]
         {
-            assert!(node(other).unwrap_err().contains("no kubelet"), "{other}");
+            assert!(node(other).unwrap_err().contains("not a kubelet"), "{other}");
         }
     }
 
@@ -239,11 +241,11 @@ mod tests {
         for (text, expected) in [
             (String::new(), "it is empty"),
             ("clusters: {".to_owned(), "kubeconfig: "),
-            (config("token: abc"), "only certificates are taken"),
-            (config("exec: {command: /bin/true, apiVersion: v1}"), "only certificates are taken"),
+            (config("token: abc"), "only certificates are supported"),
+            (config("exec: {command: /bin/true, apiVersion: v1}"), "only certificates are supported"),
             (config("client-certificate: gone.pem"), "gone.pem cannot be read"),
-            (config("client-certificate-data: '*'"), "no base64"),
-            (config("client-certificate-data: ''"), "only certificates are taken"),
+            (config("client-certificate-data: '*'"), "not Base64"),
+            (config("client-certificate-data: ''"), "only certificates are supported"),
         ] {
             #[allow(clippy::disallowed_methods)]
             std::fs::write(&file, &text).unwrap();

@@ -17,7 +17,7 @@ pub(super) enum End {
     #[error("the API server does not answer")]
     Silent,
     /// Others changed the Node again and again.
-    #[error("the Node is changed by others faster than by us")]
+    #[error("other clients keep changing the Node at the same time")]
     Crowded,
 }
 
@@ -35,9 +35,9 @@ impl From<kube::Error> for End {
             Error::SerdeError(source) => failed(&source),
             Error::BuildRequest(source) => failed(&source),
             Error::FromUtf8(source) => failed(&source),
-            Error::LinesCodecMaxLineLengthExceeded => Self::Failed("a line does not end".to_owned()),
+            Error::LinesCodecMaxLineLengthExceeded => Self::Failed("a line is too long".to_owned()),
             // Of parts of kube that are not used here.
-            _ => Self::Failed("kube's client does not work".to_owned()),
+            _ => Self::Failed("the Kubernetes client failed".to_owned()),
         }
     }
 }

@@ -165,7 +165,7 @@ impl Engine {
             None => end.words(),
         };
         if *failures == 0 {
-            tracing::warn!("the labels of the Node {} cannot be kept: {reason}", session.credential.node);
+            tracing::warn!("cannot maintain the labels of the Node {}: {reason}", session.credential.node);
         }
         let node = match &session.object {
             Some(object) => object.told("failed", reason),
@@ -445,10 +445,7 @@ impl<'a> Session<'a> {
             self.ask::<Value>(request).await.map(drop)
         };
         if let Err(end) = told.await {
-            tracing::warn!(
-                "the cluster is not told that the Node {name} runs somewhere else: {}",
-                end.words()
-            );
+            tracing::warn!("cannot report to the cluster that the Node {name} has moved: {}", end.words());
         }
     }
 }

@@ -72,7 +72,7 @@ pub fn plan(wanted: &Wanted<'_>, actual: &Object) -> Plan {
         );
     }
     let Some(topology) = wanted.topology else {
-        return only("waiting", "no host half has said yet where this guest runs");
+        return only("waiting", "no host half has yet told this guest where it runs");
     };
     if wanted.report_only {
         return only("reported", "topology.report-only is set");
@@ -215,7 +215,7 @@ impl Changes {
         if !self.foreign.is_empty() {
             return (
                 "reported",
-                format!("set by somebody else, and left alone: {}", self.foreign.join(", ")),
+                format!("set by another program, and left alone: {}", self.foreign.join(", ")),
             );
         }
         if !self.kept.is_empty() {

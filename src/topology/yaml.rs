@@ -28,13 +28,13 @@ pub enum Error {
     #[error("{0}")]
     Wrong(#[from] ScanError),
     /// An alias stands for a value that is given elsewhere.
-    #[error("an alias in it stands for another value, which is not followed")]
+    #[error("it has an alias for another value, which is not supported")]
     Alias,
     /// There is no value, or there are several documents.
-    #[error("it is empty, or of several documents")]
+    #[error("it is empty, or has several documents")]
     Documents,
     /// The key of a mapping is a list or a mapping.
-    #[error("a key in it is no text")]
+    #[error("a key in it is not a string")]
     Key,
 }
 
@@ -140,7 +140,7 @@ mod tests {
             ("", "it is empty"),
             ("--- a\n--- b\n", "it is empty"),
             ("a: &x 1\nb: *x\n", "alias"),
-            ("[a]: b", "no text"),
+            ("[a]: b", "not a string"),
             ("a: [1", ""),
             ("\u{0}", ""),
             (&"[".repeat(100_000), ""),

@@ -87,10 +87,10 @@ pub enum Error {
     #[error("there is no socket {0}")]
     Missing(PathBuf),
     /// The socket file is there, and nobody serves it.
-    #[error("nobody serves the socket {0}")]
+    #[error("no process listens on the socket {0}")]
     Refused(PathBuf),
     /// The hypervisor closed the stream instead of answering CONNECT, or the guest refused.
-    #[error("nobody listens in the guest")]
+    #[error("nothing listens in the guest")]
     NobodyListens,
     /// No guest has this CID now.
     #[error("no guest has the CID {0}")]

@@ -57,16 +57,16 @@ pub struct Fetch<'f> {
 #[derive(Debug, thiserror::Error)]
 pub enum NoAnswer {
     /// The connection broke, or what came is no HTTP.
-    #[error("it does not answer in HTTP: {0}")]
+    #[error("it does not speak HTTP: {0}")]
     Broken(#[from] hyper::Error),
     /// Nothing that can be asked for.
-    #[error("the path cannot be asked for: {0}")]
+    #[error("the path cannot be requested: {0}")]
     Path(#[from] http::Error),
     /// It is no good one.
     #[error("it answers {0}")]
     Status(StatusCode),
     /// It is compressed, which nobody has asked for: what that comes to is not bounded.
-    #[error("its answer is compressed, which it was not asked for")]
+    #[error("its answer is compressed, which was not requested")]
     Compressed,
     /// It has more bytes than it may.
     #[error("its answer has more than {0} bytes")]

@@ -48,7 +48,7 @@ impl Listener {
     pub fn adopt(socket: OwnedFd, guard: vsock::Guard) -> io::Result<Self> {
         let listens = getsockopt(&socket, sockopt::AcceptConn)?;
         if !listens || getsockopt(&socket, sockopt::SockType)? != SockType::Stream {
-            return Err(io::Error::other("it is no stream socket that listens"));
+            return Err(io::Error::other("it is not a stream socket that listens"));
         }
         match getsockname::<SockaddrStorage>(socket.as_raw_fd())?.family() {
             Some(AddressFamily::Unix) => Ok(Self::Unix(unix::Listener::adopt(socket)?)),

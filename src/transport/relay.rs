@@ -57,7 +57,7 @@ impl Relay {
     async fn ask(self, request: Request<Incoming>) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         if !is_of(head.uri.path(), self.service) {
-            return Err(Status::unimplemented(format!("only calls of {} are answered here", self.service)));
+            return Err(Status::unimplemented(format!("only calls of {} are served here", self.service)));
         }
         let message = request_message(Body::new(body), MAX_REQUEST).await?;
         let caller = (self.way)()
@@ -73,7 +73,7 @@ impl Relay {
         })?;
         answer.map_err(|broken| {
             Status::unavailable(format!(
-                "the way to the host half broke, and what came of the call is unknown; try again: {broken}"
+                "the connection to the host half broke, and the outcome of the call is unknown; try again: {broken}"
             ))
         })
     }

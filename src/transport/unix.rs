@@ -34,7 +34,7 @@ pub enum Error {
     #[error("{0} is in use by another process")]
     InUse(PathBuf),
     /// There is a file that is no socket; it is left alone.
-    #[error("{0} exists and is no socket")]
+    #[error("{0} exists and is not a socket")]
     NoSocket(PathBuf),
     /// Another process has the folder locked, and does not let it go.
     #[error("the directory of {0} is locked by another process")]

@@ -24,7 +24,7 @@ impl Guard {
     /// Why the peer with this context identifier is not let in, whoever it is; `None` if it may be.
     pub fn refusal(self, cid: u32) -> Option<String> {
         if cid != self.peer_cid {
-            return Some(format!("only context {} is let in", self.peer_cid));
+            return Some(format!("only connections from the context {} are accepted", self.peer_cid));
         }
         None
     }

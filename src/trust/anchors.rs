@@ -105,11 +105,11 @@ pub struct Error {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// It begins with something else than a key.
-    #[error("{} is no key; a line is `ed25519:<key> [ca] [role=NAME,…] [# comment]`", repeated(.0))]
+    #[error("{} is not a key; a line is `ed25519:<key> [ca] [role=NAME,…] [# comment]`", repeated(.0))]
     Prefix(String),
     /// A PEM file.
     #[error(
-        "this is PEM; write one line in its place: `ed25519:` and, without the line breaks, what stands between BEGIN and END"
+        "this is PEM; write one line in its place: `ed25519:` and, without the line breaks, the text between BEGIN and END"
     )]
     Pem,
     /// A line of `authorized_keys`.
@@ -135,13 +135,13 @@ pub enum Problem {
     #[error("unknown word {}; it is one of `ca` and `role=NAME,…`, and a comment begins with `#`", repeated(.0))]
     Word(String),
     /// The same word again.
-    #[error("{0} is there twice")]
+    #[error("{0} is given twice")]
     Twice(&'static str),
     /// `role=` with something that is none.
     #[error("unknown role {}; the roles are {}", repeated(.0), ROLES.join(", "))]
     Role(String),
     /// The same key stands in this text already.
-    #[error("the key {fingerprint} is already in line {first}; remove one of both")]
+    #[error("the key {fingerprint} is already in line {first}; remove one of them")]
     Duplicate {
         /// The key.
         fingerprint: Fingerprint,
@@ -149,9 +149,7 @@ pub enum Problem {
         first: usize,
     },
     /// The same key stands elsewhere with other words.
-    #[error(
-        "the key {fingerprint} is also in {other}, which says something else of `ca` or `role=`; make them equal"
-    )]
+    #[error("the key {fingerprint} is also in {other}, with different `ca` or `role=`; make them equal")]
     Disagreement {
         /// The key.
         fingerprint: Fingerprint,
@@ -165,10 +163,10 @@ pub enum Problem {
     #[error("the line has a control character (U+{0:04X}); remove it")]
     ControlCharacter(u32),
     /// More keys than a guest takes.
-    #[error("there are more than {MAX_KEYS} keys; use a CA, whose key stands for all that it signs")]
+    #[error("there are more than {MAX_KEYS} keys; use a CA, whose key covers all keys that it signs")]
     TooMany,
     /// Not one.
-    #[error("there is no key in it; write one, or remove it")]
+    #[error("it has no key; add one, or remove the file")]
     Empty,
 }
 

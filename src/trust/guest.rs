@@ -90,11 +90,11 @@ pub enum Refused {
     Channel(String),
     /// It has no key, and has to have one.
     #[error(
-        "it speaks without a key, and this guest was given keys (guestlet trust ls); it lets in nobody else"
+        "it speaks without a key, but this guest was given keys (guestlet trust ls) and accepts only those"
     )]
     Plain,
     /// It wants to use keys, and there are none.
-    #[error("it speaks TLS, and this guest was given no key of a host half yet")]
+    #[error("it speaks TLS, but this guest was not given the key of a host half yet")]
     NoKeys,
     /// Its key is none of those that were given.
     #[error("its key {0} is not among those that this guest was given (guestlet trust ls)")]
@@ -106,7 +106,7 @@ pub enum Refused {
     #[error("the handshake failed: {0}")]
     Handshake(#[source] io::Error),
     /// It says nothing, or too little.
-    #[error("it does not begin within {} s", .0.as_secs())]
+    #[error("the handshake did not begin within {} s", .0.as_secs())]
     Late(Duration),
     /// It has gone.
     #[error("it closed the connection")]
@@ -273,7 +273,7 @@ fn recognize(
     let unreadable = || {
         Refusal::Wrong(
             CertificateError::BadEncoding,
-            "it is no X.509 certificate with an Ed25519 key".to_owned(),
+            "it is not an X.509 certificate with an Ed25519 key".to_owned(),
         )
     };
     let Certified { key, names } = certificate::read(leaf).ok_or_else(unreadable)?;

@@ -42,7 +42,7 @@ pub enum Unusable {
     Key(#[from] KeyError),
     /// A CA vouches for it.
     #[error(
-        "a CA vouches for this host half's key (trust.certificate): give it another key with another certificate"
+        "this host half's key is certified by a CA (trust.certificate): replace the key together with the certificate"
     )]
     OfAuthority,
     /// A key that has to be there is not.
@@ -97,10 +97,10 @@ impl Shown {
         let wrong = |problem: &str| Unusable::Certificate { path: path.clone(), problem: problem.to_owned() };
         let read = |at: usize| {
             certificate::read(&chain[at])
-                .ok_or_else(|| wrong("it has a certificate that is not about an Ed25519 key"))
+                .ok_or_else(|| wrong("it has a certificate that is not for an Ed25519 key"))
         };
         if read(0)?.key != key.public() {
-            return Err(wrong("its first certificate is about another key than that of the host half"));
+            return Err(wrong("its first certificate is not for the key of the host half"));
         }
         let ca = read(1)?.key;
         Ok(Self { key: key.public(), ca: Some(ca), config: tls::client::config(&key, chain)? })
@@ -158,7 +158,7 @@ impl Identity {
         if stamp != *last {
             match Shown::load(&self.files) {
                 Ok(shown) => *self.now.lock().unwrap_or_else(PoisonError::into_inner) = shown,
-                Err(error) => tracing::error!("the key of before stays in use: {error}"),
+                Err(error) => tracing::error!("the previous key stays in use: {error}"),
             }
             *last = stamp;
         }
@@ -272,7 +272,7 @@ pub enum Failure {
     )]
     Unknown,
     /// The certificate of this host half is not valid for it.
-    #[error("the guest does not take this host half's certificate: {0}")]
+    #[error("the guest does not accept this host half's certificate: {0}")]
     Certificate(&'static str),
     /// Something else is wrong with what one end says.
     #[error("the handshake with the guest failed: {0}")]
@@ -306,7 +306,7 @@ pub async fn connect(stream: impl Stream, shown: &Shown) -> Result<Secured, Fail
     exported.map_err(|error| Failure::Handshake(error.to_string()))?;
     let leaf = connection.peer_certificates().and_then(|certificates| certificates.first());
     let key = leaf.and_then(certificate::read).map(|certified| certified.key);
-    let key = key.ok_or_else(|| Failure::Handshake("the guest shows no key".to_owned()))?;
+    let key = key.ok_or_else(|| Failure::Handshake("the guest presents no key".to_owned()))?;
     Ok(Secured { stream: Box::new(stream), key, binding })
 }
 
@@ -318,12 +318,12 @@ fn failed(error: io::Error, first: bool) -> Failure {
             AlertDescription::NoApplicationProtocol if first => Failure::Plain,
             AlertDescription::UnknownCA | AlertDescription::AccessDenied => Failure::Unknown,
             AlertDescription::CertificateExpired => {
-                Failure::Certificate("it is not valid now; renew it, or look at the guest's clock")
+                Failure::Certificate("it is not valid now; renew it, or check the guest's clock")
             }
             AlertDescription::BadCertificate
             | AlertDescription::UnsupportedCertificate
             | AlertDescription::CertificateUnknown => {
-                Failure::Certificate("the guest's log says what is wrong")
+                Failure::Certificate("see the guest's log for what is wrong")
             }
             other => Failure::Handshake(format!("the guest says {other:?}")),
         },

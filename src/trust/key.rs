@@ -106,23 +106,24 @@ pub fn signer(key: &str, message: &[u8], signature: &[u8]) -> Option<Fingerprint
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The kernel gives no random bytes.
-    #[error("the kernel gives no random bytes")]
+    #[error("the kernel provides no random bytes")]
     Random,
     /// The file is damaged, or has a key of another kind.
     #[error("{0} has no Ed25519 private key in PKCS #8 (PEM)")]
     NotAKey(PathBuf),
     /// Others than its owner can read it.
     #[error(
-        "{0} can be read by others than its owner; take that away (chmod 600), and replace the key if anybody did"
+        "{0} is readable by users other than its owner; fix that (chmod 600), and replace the key if anybody may have read it"
     )]
     Exposed(PathBuf),
     /// It is not this host half's to replace.
     #[error(
-        "only a host half whose own key this guest was given can replace it, and only by one that it has announced"
+        "a key can be replaced only by a host half whose own key this guest was given, and only with one that \
+         it has announced"
     )]
     NotReplaceable,
     /// Root in the guest has taken its key away meanwhile.
-    #[error("this guest no longer lets in the host half that asks for this")]
+    #[error("this guest no longer accepts the host half that asks for this")]
     NoLongerTrusted,
     /// There is no key of this name.
     #[error("there is no next key {0}")]
@@ -199,7 +200,9 @@ impl Key {
         let Some(bytes) = files::read_at_most(path, MAX_FILE).map_err(io)? else {
             // That the disk is not there which a link leads to does not say that there is no key.
             return match files::dangling(path) {
-                Some(link) => Err(io(io::Error::other(format!("{} is a link to nothing", link.display())))),
+                Some(link) => {
+                    Err(io(io::Error::other(format!("{} is a dangling symbolic link", link.display()))))
+                }
                 None => Ok(None),
             };
         };

@@ -63,7 +63,7 @@ pub enum Problem {
         place: String,
     },
     /// A string of the firmware that says it is Base64.
-    #[error("{place}: it is not Base64, which io.systemd.credential.binary: says that it is")]
+    #[error("{place}: it is not Base64, as io.systemd.credential.binary: requires")]
     NotBase64 {
         /// Where.
         place: String,
@@ -78,7 +78,7 @@ pub enum Problem {
     },
     /// Something else than a token. What it is is not told: it may be a secret for something else.
     #[error(
-        "{place}: it is no token; write the 32 hexadecimal digits that `guestctl trust bootstrap --token` prints"
+        "{place}: it is not a token; write the 32 hexadecimal digits that `guestctl trust bootstrap --token` prints"
     )]
     NotAToken {
         /// Where.
@@ -169,7 +169,7 @@ fn file(root: &Root, path: &Path) -> Option<Result<Found, Problem>> {
     match files::read_at_most(&path, MAX_LENGTH as u64 + 1) {
         Ok(None) => {
             let link = files::dangling(&path)?;
-            let error = io::Error::other(format!("{} is a link to nothing", link.display()));
+            let error = io::Error::other(format!("{} is a dangling symbolic link", link.display()));
             Some(Err(Problem::Unreadable { place, error }))
         }
         Ok(Some(bytes)) if bytes.len() > MAX_LENGTH => Some(Err(Problem::TooLarge { place })),
@@ -303,7 +303,7 @@ mod tests {
         let expected = [
             "! cannot read /run/credentials/guestlet.service/guestlet.hosts",
             "! /run/credentials/@system/guestlet.hosts: there are more than 65536 bytes",
-            "! SMBIOS OEM string 1: it is not Base64, which io.systemd.credential.binary: says that it is",
+            "! SMBIOS OEM string 1: it is not Base64, as io.systemd.credential.binary: requires",
             "SMBIOS OEM string 2=good",
         ];
         assert_eq!(told(&root), expected);

@@ -53,7 +53,7 @@ const fn spelled(first: u8, middle: u8, last: u8) -> [u8; 32] {
 pub enum NotAPublicKey {
     /// A private key, in PKCS#8 or as OpenSSL writes those of one algorithm.
     #[error(
-        "this is a private key, which must not leave its owner: give it up, make a new one, and write its public key here"
+        "this is a private key, which must stay secret: discard it, generate a new one, and write its public key here"
     )]
     Private,
     /// A key for something else.
@@ -73,7 +73,7 @@ pub enum NotAPublicKey {
     )]
     Bare,
     /// A point that verifies signatures which nobody made, such as a placeholder of zeros.
-    #[error("this key is not safe: anybody can sign for it")]
+    #[error("this key is weak: anybody can forge its signatures")]
     Weak,
     /// Anything else.
     #[error("this is not an Ed25519 public key (the DER SubjectPublicKeyInfo of RFC 8410, 44 bytes)")]

@@ -390,7 +390,7 @@ mod tests {
                 vec![Err(Stray(0xff)), ok(ping)],
             ),
             (
-                "a line that is no JSON",
+                "a line that is not JSON",
                 format!("GET / HTTP\n{ping}").into(),
                 vec![Err(Stray(b'G')), ok(ping)],
             ),

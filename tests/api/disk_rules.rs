@@ -31,10 +31,10 @@ async fn rules_take_effect_when_they_are_written_and_wrong_ones_never() {
 
     for (text, problem) in [
         (format!("{}form = true\n", rule("/srv/no-such/b")), "20.toml:4: unknown field `form`"),
-        (rule("/srv/no-such/a/"), "20.toml:3: /srv/no-such/a is the mount point of a second rule"),
+        (rule("/srv/no-such/a/"), "20.toml:3: /srv/no-such/a is also the mount point of the rule"),
         (rule("srv"), "20.toml:3: mount-point = \"srv\" is a relative path"),
         (format!("{}options = ['bind']\n", rule("/srv/x")), "20.toml:4: the mount option \"bind\" cannot be"),
-        (format!("{}\nfile-system = 'swap'\n", rule("/srv/x")), "20.toml:3: swap space is mounted nowhere"),
+        (format!("{}\nfile-system = 'swap'\n", rule("/srv/x")), "20.toml:3: swap space has no mount point"),
         (
             rule("/srv/x").replace("no-such-disk-anywhere", "000"),
             "20.toml:2: the serial number \"000\" is all",

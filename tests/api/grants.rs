@@ -105,7 +105,7 @@ async fn a_record_has_the_number_and_the_caller_that_the_host_half_says() {
     }
     assert!(records[0]["duration_usec"].is_u64());
     assert_ne!(records[1]["id"], "not a number");
-    assert_eq!(records[1]["result"], "only the host half that holds this guest says where it runs");
+    assert_eq!(records[1]["result"], "only the host half that holds this guest may set where it runs");
     assert!(agent.log().contains("audit: the host half for uid:1000 alice: ReleaseDisk (the serial number"));
 }
 

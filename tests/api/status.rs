@@ -27,13 +27,13 @@ async fn it_tells_who_holds_the_guest_and_what_it_is_called_there() {
     let agent = Agent::start();
     let folder = agent.folder.path();
     let alone = String::from_utf8(status(&agent, &[]).stdout).unwrap();
-    assert!(alone.contains("nobody holds this guest"), "{alone}");
+    assert!(alone.contains("no host half holds this guest"), "{alone}");
 
     let control = Control::dial(folder).await;
     let mut events = control.watch("one", None).await.unwrap();
     next(&mut events).await;
     let silent = String::from_utf8(status(&agent, &[]).stdout).unwrap();
-    assert!(silent.contains("known there as  not told so far: this host half takes no requests"), "{silent}");
+    assert!(silent.contains("known there as  not known: this host half accepts no requests"), "{silent}");
     let _callback = Callback::dial(folder, "one", CancellationToken::new()).await;
     eventually("the identity is kept", || folder.join("identity.json").exists()).await;
 

@@ -241,7 +241,7 @@ fn an_etcd_that_does_not_live_or_wait_for_its_disk_is_not_held() {
     let mut client = member.client();
     client.hold();
     member.process.kill();
-    assert!(client.loses().contains("has ended the connection"));
+    assert!(client.loses().contains("has closed the connection"));
     let refused = member.client().does_not_hold(PATIENCE);
     assert!(refused.contains("cannot connect"), "{refused}");
 
@@ -283,7 +283,7 @@ fn an_etcd_is_held_by_tls() {
     let mut client = Client::start("etcd", &target(&ca));
     assert_eq!(client.hold()["directories"].as_array().unwrap().len(), 2);
     member.process.kill();
-    assert!(client.loses().contains("has ended the connection"));
+    assert!(client.loses().contains("has closed the connection"));
     let _member = Member::start(&disk, PORT, &more);
     // Without a certificate, and by a server that is not trusted.
     let refused = Client::start("etcd", &json!({"url": url, "ca": ca}).to_string()).does_not_hold(PATIENCE);
@@ -326,17 +326,21 @@ fn what_answers_strangely_is_no_etcd_that_is_held() {
     };
     for (name, answer, words) in [
         ("nothing", vec![], "in time"),
-        ("another protocol", b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n\r\n".to_vec(), "no answer of etcd's gateway"),
-        ("a head without end", b"HTTP/1.1 200 OK\r\n".repeat(10_000), "no answer of etcd's gateway"),
+        (
+            "another protocol",
+            b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n\r\n".to_vec(),
+            "not an answer of etcd's JSON gateway",
+        ),
+        ("a head without end", b"HTTP/1.1 200 OK\r\n".repeat(10_000), "not an answer of etcd's JSON gateway"),
         (
             "a long body",
             b"HTTP/1.1 200 OK\r\nContent-Length: 9999999999\r\n\r\n".to_vec(),
-            "no answer of etcd's gateway",
+            "not an answer of etcd's JSON gateway",
         ),
         ("another page", b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nno\n.".to_vec(), "404 no\\n."),
         ("no JSON", answer("etcd"), "does not answer"),
-        ("another document", answer("{}"), "not as it should be"),
-        ("numbers that are none", status(json!({"raftIndex": "-6"})), "not as it should be"),
+        ("another document", answer("{}"), "unexpected status"),
+        ("numbers that are none", status(json!({"raftIndex": "-6"})), "unexpected status"),
         ("an alarm", status(json!({"errors": ["memberID:2 alarm:CORRUPT "]})), "alarm:CORRUPT"),
         ("an early version", status(json!({"version": "3.5.4"})), "3.5.5 is the first version"),
     ] {
@@ -345,6 +349,6 @@ fn what_answers_strangely_is_no_etcd_that_is_held() {
     }
     for target in ["http://10.0.0.1:2379", "https://127.0.0.1:2379", "2379"] {
         let refused = Client::start("etcd", target).does_not_hold(PATIENCE);
-        assert!(refused.contains("no etcd of this machine"), "{target}: {refused}");
+        assert!(refused.contains("not an etcd on this machine"), "{target}: {refused}");
     }
 }

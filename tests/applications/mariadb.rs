@@ -216,7 +216,7 @@ fn whatever_ends_a_held_mariadb_goes_on() {
     let mut other = server.session();
     other.run("LOCK TABLES load_.myisam WRITE").unwrap();
     let refused = server.client().does_not_hold(PATIENCE);
-    assert!(refused.contains("another session has held it up"), "{refused}");
+    assert!(refused.contains("another session blocks it"), "{refused}");
     other.run("UNLOCK TABLES").unwrap();
     load.goes_on();
     server.is_released();
@@ -280,7 +280,7 @@ fn strange_servers_are_never_held() {
     }
     let done = |sequence| packet(sequence, b"\0\0\0\x02\0\0\0");
     let greeting = || packet(0, GREETING);
-    let no_database = "answers as no MySQL or MariaDB that is known";
+    let no_database = "does not answer like any known MySQL or MariaDB";
     let endless_rows = || {
         let mut answers = vec![greeting(), done(2), done(1), packet(1, b"\x02")];
         answers.extend([packet(2, b"a"), packet(3, b"b"), packet(4, b"\xfe\0\0\x02\0")]);
@@ -307,7 +307,7 @@ fn strange_servers_are_never_held() {
         ("a file that it asks for", vec![greeting(), done(2), packet(1, b"\xfb/etc/shadow")], no_database),
         ("columns without end", vec![greeting(), done(2), packet(1, b"\xfc\xff\xff")], no_database),
         ("rows without end", endless_rows(), "too long"),
-        ("no variables", vec![greeting(), done(2), done(1), done(1)], "does not say where its data are"),
+        ("no variables", vec![greeting(), done(2), done(1), done(1)], "does not report its data directory"),
     ];
     for (name, answers, words) in cases {
         let said = scripted(answers);
@@ -319,7 +319,7 @@ fn strange_servers_are_never_held() {
     assert!(refused.contains("belongs to the user 0"), "{refused}");
     std::os::unix::fs::symlink("/mnt/other", "/mnt/link").unwrap();
     let refused = Client::start_as_root("mysql", "/mnt/link").does_not_hold(PATIENCE);
-    assert!(refused.contains("is no socket"), "{refused}");
+    assert!(refused.contains("is not a socket"), "{refused}");
     run("chown nobody /mnt/other");
     let refused = Client::start("mysql", "/mnt/other").does_not_hold(PATIENCE);
     assert!(refused.contains("a process of the user 0 listens"), "{refused}");

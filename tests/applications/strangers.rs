@@ -56,10 +56,10 @@ fn what_is_not_the_database_is_never_an_application() {
     std::fs::write(socket(14), "").unwrap();
     let mut wanted: Vec<_> = strangers.iter().map(|(port, _, words)| (*port, *words)).collect();
     wanted.extend([
-        (11, "is no socket"),
+        (11, "is not a socket"),
         (12, "a process of the user 0 listens"),
-        (13, "others may put a socket"),
-        (14, "is no socket"),
+        (13, "other users could replace the socket"),
+        (14, "is not a socket"),
     ]);
 
     let agent = Agent::start("[freeze]\napplications-deadline = 5");
@@ -78,7 +78,7 @@ fn what_is_not_the_database_is_never_an_application() {
     inside("chmod 1777 /run/postgresql");
     let agent = Agent::start("[freeze]\napplications-deadline = 5");
     let receipt = agent.freeze_and_thaw();
-    assert!(level(&receipt, SOCKET).1.contains("others may put a socket"), "{receipt:#}");
+    assert!(level(&receipt, SOCKET).1.contains("other users could replace the socket"), "{receipt:#}");
     drop(agent);
     let agent = Agent::start(&format!(
         "[freeze]\napplications = 'listed'\n[[freeze.application]]\nkind = 'postgresql'\ntarget = '{SOCKET}'\nuser = 'postgres'"

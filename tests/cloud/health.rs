@@ -17,9 +17,9 @@ const PROBE: Duration = Duration::from_secs(2);
 
 /// What a replica answers to a probe; none if it does not.
 async fn probe(replica: &Replica, path: &str) -> Option<(u16, String)> {
-    let address = until("it says where probes are answered", async || {
+    let address = until("it says where probes are served", async || {
         let log = replica.log();
-        let line = log.lines().find(|line| line.contains("probes are answered"))?;
+        let line = log.lines().find(|line| line.contains("serving probes"))?;
         line.split_once("address=")?.1.split_whitespace().next()?.parse::<SocketAddr>().ok()
     })
     .await;
@@ -120,7 +120,7 @@ fn without_a_host_it_is_unready_and_not_started_anew() {
             (status == 503).then_some(words)
         })
         .await;
-        assert!(words.contains("the host half does not tell of the VMs of this cluster"), "{words}");
+        assert!(words.contains("the host half does not report the VMs of this cluster"), "{words}");
         assert_eq!(status(&replica, "/healthz").await, Some(200));
         lab.serving = Some(lab.host.serve());
         until("it is ready again", async || (status(&replica, "/readyz").await? == 200).then_some(())).await;
@@ -138,7 +138,7 @@ fn without_an_api_server_nothing_is_started_anew_again_and_again() {
         first.leads().await;
         gate.shut().await;
         assert!(!first.ended().await.success());
-        assert!(first.log().contains("leads no more"), "{}", first.log());
+        assert!(first.log().contains("no longer the leader"), "{}", first.log());
         let mut second = lab.replica_by("second", &gate.kubeconfig);
         until("it is not ready", async || (status(&second, "/readyz").await? == 503).then_some(())).await;
         for _ in 0..6 {

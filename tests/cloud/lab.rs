@@ -243,7 +243,7 @@ impl Replica {
 
     /// Waits until it leads.
     pub async fn leads(&self) {
-        until("the replica leads", async || self.log().contains(" leads: ").then_some(())).await;
+        until("the replica leads", async || self.log().contains(" is the leader: ").then_some(())).await;
     }
 
     /// Bytes of memory that it has, and had at most.

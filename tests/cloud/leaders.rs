@@ -15,7 +15,7 @@ fn when_the_leader_is_killed_another_goes_on() {
         first.leads().await;
         let second = lab.replica("second");
         quiet(1).await;
-        assert!(!second.log().contains(" leads: "));
+        assert!(!second.log().contains(" is the leader: "));
         first.signal(Signal::SIGKILL);
         lab.service("web", json!({})).await;
         lab.host.set(instance("1", "n1", "192.0.2.11"));
@@ -56,7 +56,7 @@ fn a_leader_that_was_held_up_changes_nothing_when_it_goes_on_and_ends() {
         lab.initialised("n1").await;
         first.signal(Signal::SIGCONT);
         assert!(!first.ended().await.success());
-        assert!(first.log().contains("leads no more"), "{}", first.log());
+        assert!(first.log().contains("no longer the leader"), "{}", first.log());
         let holder = until("the second one leads on", async || lab.api.get(LEASE).await).await;
         assert!(text(&holder["spec"]["holderIdentity"]).starts_with("second"));
     });

@@ -138,7 +138,7 @@ fn a_node_that_joins_under_another_name_is_the_same_vm() {
         lab.host.change("1", |vm| vm.node_name = "new".to_owned());
         lab.join("new", "uuid-1").await;
         // As long as both seem to live, it cannot be said which one it is.
-        assert!(lab.told("new", "VmUnclear").await.contains("is the Node old already"));
+        assert!(lab.told("new", "VmUnclear").await.contains("already is the Node old"));
         lab.report("old", false, "uuid-1").await;
         let new = lab.initialised("new").await;
         assert_eq!(new["spec"]["providerID"], "guestlet://1");

@@ -162,7 +162,7 @@ fn a_service_that_is_made_again_under_its_name_leaves_nothing_of_the_first() {
         })
         .await;
         assert!(lab.host.world().balancers.contains_key(uid(&second)));
-        assert!(lab.told("web", "ReleasedLeakedLoadBalancer").await.contains("does not exist"));
+        assert!(lab.told("web", "ReleasedLeakedLoadBalancer").await.contains("no longer exists"));
     });
 }
 

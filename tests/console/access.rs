@@ -76,7 +76,7 @@ fn whoever_may_no_longer_is_ended_and_nobody_takes_a_console_from_root() {
     assert_eq!(second.code(), Some(7));
     for (options, words) in [
         (&[][..], "the console is in use by uid:0 root"),
-        (&["--force"], "the console is in use by uid:0 root, and only root takes it over from root"),
+        (&["--force"], "the console is in use by uid:0 root, and only root may take it over from root"),
     ] {
         let command = [&["console", "web"], options].concat();
         let output = lab.host.ctl_as(BIN, &command).stdin(Stdio::null()).output().unwrap();

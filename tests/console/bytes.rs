@@ -42,7 +42,7 @@ fn a_client_that_reads_nothing_does_not_stop_its_guest_and_is_told_what_it_has_m
     keys.write_all(b"F").unwrap();
     until("the guest has written everything", || lab.qemu.debug() == b"D");
     // More than all that is kept on the way.
-    let words = " bytes that the guest wrote are missing here: they came faster than they were read";
+    let words = " bytes of the guest's output were dropped here: they came faster than they were read";
     let (send, counts) = mpsc::channel();
     std::thread::spawn(move || lines.map_while(Result::ok).all(|line| send.send(line).is_ok()));
     let mut output = child.stdout.take().unwrap();

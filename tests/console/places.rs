@@ -87,10 +87,10 @@ fn without_a_console_it_is_said_what_to_give_qemu() {
     let advice = "give QEMU -chardev socket,id=console0,path=/run/vm/web/console.sock,server=on,wait=off -serial chardev:console0";
     for (chardev, words) in [
         ("", "the VM has no serial port"),
-        ("null,id=console0", "\"null\": what is written there is thrown away"),
+        ("null,id=console0", "\"null\": what is written there is discarded"),
         (
             "socket,id=console0,path=@console,server=on,wait=off,mux=on",
-            "\"mux\": whoever is there can reach QEMU's monitor",
+            "\"mux\": its users could reach QEMU's monitor",
         ),
         (
             "socket,id=console0,host=127.0.0.1,port=0,server=on,wait=off",

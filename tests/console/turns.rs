@@ -68,7 +68,7 @@ fn a_vm_that_the_settings_do_not_list_any_more_has_no_console() {
     let mut client = lab.client(&[]);
     lab.host.edit("name = 'web'", "name = 'db'");
     assert_eq!(client.code(), Some(6));
-    client.until_complaint("the settings of guestlet-host have changed what they say of web");
+    client.until_complaint("the settings of guestlet-host for web have changed");
     assert_fails(&lab.ctl(&[]), 4, "knows no VM named \"web\"");
 }
 
@@ -97,11 +97,11 @@ fn a_host_half_that_is_killed_is_a_pause() {
     screen.until(GREETING);
     for key in ["a", "c"] {
         lab.host.kill();
-        screen.until("trying to reach the console again (keys are lost meanwhile, and Ctrl-] leaves)");
+        screen.until("reconnecting to the console (keys are lost meanwhile; Ctrl-] disconnects)");
         screen.type_keys("lost");
         assert!(screen.is_raw());
         lab.host.again();
-        screen.until("connected to the console again");
+        screen.until("reconnected to the console");
         screen.clear();
         screen.type_keys(key);
         screen.until(if key == "a" { "b" } else { "d" });
@@ -110,7 +110,7 @@ fn a_host_half_that_is_killed_is_a_pause() {
         screen.clear();
     }
     lab.host.kill();
-    screen.until("trying to reach the console again");
+    screen.until("reconnecting to the console");
     screen.type_keys("\u{1d}");
     assert_eq!(screen.code(), Some(0));
 }
@@ -122,7 +122,7 @@ fn input_waits_for_a_host_half_that_is_killed_and_is_not_sent_twice() {
     lab.qemu.go();
     client.until(GREETING);
     lab.host.kill();
-    client.until_complaint("trying to reach the console again (input waits)");
+    client.until_complaint("reconnecting to the console (input waits)");
     client.write(b"abc");
     lab.host.again();
     client.until("bcd");

@@ -280,6 +280,6 @@ fn an_interrupted_guestctl_says_how_to_go_on() {
     let status = wait(&mut child);
     let words = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
     assert_eq!(status.code(), Some(130), "{words}");
-    assert!(words.contains("the same command goes on where it was"), "{words}");
+    assert!(words.contains("run the same command again to resume"), "{words}");
     assert!(!lab.file("to/file").exists());
 }

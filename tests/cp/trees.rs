@@ -89,8 +89,8 @@ fn what_cannot_be_copied_is_said_and_the_rest_is_copied() {
         let words = lab.fails(&["-r", from, to], 1);
         for one in [
             "cannot copy fifo: it is a device, a pipe or a socket",
-            "cannot copy large: large is a directory, which no file replaces",
-            "cannot copy empty: empty is there, and is no directory",
+            "cannot copy large: large is a directory, which a file does not replace",
+            "cannot copy empty: empty exists and is not a directory",
             "cannot copy dangling: dangling is a directory, and is not replaced",
         ] {
             assert!(words.contains(one), "{to}: {words}");

@@ -118,7 +118,7 @@ fn without_a_way_to_the_host_the_sidecars_are_told_so_at_once() {
             lab.leave();
             let broken = silent.await.unwrap().unwrap_err();
             assert_eq!(broken.code(), Code::Unavailable, "{broken:?}");
-            assert!(broken.message().contains("what came of the call is unknown"), "{broken}");
+            assert!(broken.message().contains("the outcome of the call is unknown"), "{broken}");
             while is_ready(&lab).await {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }

@@ -145,7 +145,7 @@ fn a_disk_that_took_the_name_of_another_is_not_written_to() {
         std::fs::File::create(&other).unwrap().set_len(64 << 20).unwrap();
         disk.change_to(&other, "second");
         for access in [mount("ext4", &[]), block()] {
-            is(volume.stage(&access).await, Code::Unavailable, "is not the disk that was meant");
+            is(volume.stage(&access).await, Code::Unavailable, "is not the expected disk");
         }
         // Nothing has been written anywhere.
         assert_eq!(std::fs::metadata(&other).unwrap().blocks(), 0);

@@ -73,7 +73,7 @@ fn links_that_lead_out_are_refused_in_words() {
     }
     wait(async {
         let place = format!("plugins/{DRIVER}");
-        let outside = "outside of kubelet's directory";
+        let outside = "outside kubelet's directory";
         for (link, words, which) in [
             (format!("{place}/controller"), outside, [true, false, true]),
             ("plugins_registry".to_owned(), outside, [true, true, false]),

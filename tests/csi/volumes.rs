@@ -69,7 +69,7 @@ fn a_file_system_is_made_mounted_shown_grown_and_taken_away() {
             is(volume.expand(&pod, 0, 1 << 20).await, Code::OutOfRange, "which is more than");
             let grows = !kind.is_empty() || ext4_grows();
             if !grows {
-                is(volume.expand(&pod, 0, 0).await, Code::Internal, "does not grow");
+                is(volume.expand(&pod, 0, 0).await, Code::Internal, "cannot be grown");
             }
             for path in [&volume.staging, &pod].into_iter().filter(|_| grows) {
                 let told = volume.expand(path, (size * 2) << 20, 0).await.unwrap();
@@ -110,7 +110,11 @@ fn a_device_is_shown_as_a_file() {
             volume.publish(&pod, &block(), false).await.unwrap();
         }
         is(volume.stage(&mount("", &[])).await, Code::AlreadyExists, "a block volume is staged there");
-        is(volume.publish(&pod, &mount("", &[]), false).await, Code::FailedPrecondition, "in the other way");
+        is(
+            volume.publish(&pod, &mount("", &[]), false).await,
+            Code::FailedPrecondition,
+            "with the other volume mode",
+        );
         let device = std::fs::metadata(&pod).unwrap();
         assert_eq!(device.rdev(), std::fs::metadata(disk.device()).unwrap().rdev());
         run(&format!("echo written | dd of={} conv=notrunc status=none; sync", pod.display()));
@@ -241,13 +245,13 @@ fn what_is_not_there_or_is_there_in_another_way_is_told_apart() {
         let volume = Volume::new(&lab, "pvc-one", &disk.serial);
         let (pod, wanted) = (volume.target(&lab, "pod"), mount("ext4", &[]));
         // What is not there.
-        is(volume.stats(&pod).await, Code::NotFound, "no volume is at");
-        is(volume.expand(&pod, 0, 0).await, Code::NotFound, "no volume is at");
-        is(volume.stats(&lab.root().join("pods/none/at/all")).await, Code::NotFound, "no volume is at");
+        is(volume.stats(&pod).await, Code::NotFound, "there is no volume at");
+        is(volume.expand(&pod, 0, 0).await, Code::NotFound, "there is no volume at");
+        is(volume.stats(&lab.root().join("pods/none/at/all")).await, Code::NotFound, "there is no volume at");
         // As csi-sanity asks.
         for nowhere in ["some/path", "/etc", "/"] {
-            is(volume.stats(nowhere.as_ref()).await, Code::NotFound, "no volume is at");
-            is(volume.expand(nowhere.as_ref(), 0, 0).await, Code::NotFound, "no volume is at");
+            is(volume.stats(nowhere.as_ref()).await, Code::NotFound, "there is no volume at");
+            is(volume.expand(nowhere.as_ref(), 0, 0).await, Code::NotFound, "there is no volume at");
         }
         volume.unpublish(&lab.root().join("pods/none/at/all")).await.unwrap();
         is(volume.unpublish(&PathBuf::from("/etc")).await, Code::InvalidArgument, "not below");

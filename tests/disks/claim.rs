@@ -60,7 +60,7 @@ fn who_has_a_disk_open_is_named_under_whatever_name() {
     let name = other.trim_start_matches("/dev/");
     let node = node.display();
     let reader = format!("sleep (process {}) has {node} open", reader.id());
-    assert_eq!(found, [format!("{name} is made of {node}"), reader]);
+    assert_eq!(found, [format!("{name} is built on {node}"), reader]);
 }
 
 #[test]

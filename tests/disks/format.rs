@@ -295,7 +295,7 @@ fn a_program_that_outlives_the_agent_keeps_others_away() {
     nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
     nix::sys::wait::waitpid(child, None).unwrap();
     let error = make(&lab, &disk, Kind::Ext4).unwrap_err().to_string();
-    assert!(error.ends_with("is busy: a program that was begun earlier is at work on it"), "{error}");
+    assert!(error.ends_with("is busy: a program that was started earlier is still working on it"), "{error}");
     // And when that is done, it is done.
     gate.write_all(b"go\n").unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(60);

@@ -96,7 +96,7 @@ fn a_partition_and_its_file_system_take_the_new_room() {
         let steps = words(&do_grow(&lab, Path::new(&first)).unwrap());
         assert_eq!(
             steps,
-            [format!("{}: partition 1 is not the last one on the disk, that is 2", disk.name())]
+            [format!("{}: partition 1 is not the last one on the disk; the last one is 2", disk.name())]
         );
         // The table was written, and then the agent was killed.
         run(&format!("echo ', +' | sfdisk --quiet --no-reread --no-tell-kernel -N 2 {} 2>&1", disk.name()));
@@ -134,7 +134,7 @@ fn file_systems_without_a_table() {
         }
         assert_eq!(
             words(&do_grow(&lab, &disk.device).unwrap()),
-            [format!("{what}: it grows only while it is mounted")]
+            [format!("{what}: it can be grown only while it is mounted")]
         );
         let place = lab.folder(&format!("{kind}-place"));
         run(&format!("mount -o ro {} {}", disk.name(), place.display()));
@@ -173,7 +173,7 @@ fn what_cannot_grow_is_left_alone() {
     run(&format!("mkswap {only}"));
     swap.resize(64);
     let sum = swap.sum();
-    let expected = [format!("partition 1 of {}: it holds swap, which does not grow", swap.name())];
+    let expected = [format!("partition 1 of {}: it holds swap, which cannot be grown", swap.name())];
     assert_eq!(words(&do_grow(&lab, &swap.device).unwrap()), expected);
     assert_eq!(swap.sum(), sum);
     // A disk that has become smaller than its table.
@@ -185,7 +185,7 @@ fn what_cannot_grow_is_left_alone() {
     assert_eq!(do_grow(&lab, &blank.device).unwrap(), []);
     blank.put(0, b"LUKS\xba\xbe\0\x01");
     let steps = words(&do_grow(&lab, &blank.device).unwrap());
-    assert!(steps.len() == 1 && !steps[0].contains("grown"), "{steps:?}");
+    assert!(steps.len() == 1 && !steps[0].ends_with(": grown"), "{steps:?}");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_table_that_another_tool_changes_meanwhile_is_not_overwritten() {
     let steps = words(&do_grow(&lab, &disk.device).unwrap());
     later.join().unwrap();
     assert!(other.wait().unwrap().success());
-    let why = format!("partition 3 of {}: the kernel has another idea of the partitions", disk.name());
+    let why = format!("partition 3 of {}: the kernel's partition table differs from the disk's", disk.name());
     assert_eq!(steps, [why]);
     let table = run(&format!("sfdisk --dump {}", disk.name()));
     assert!(table.contains(&partition(&disk, 3)), "{table}");
@@ -231,7 +231,7 @@ fn what_the_kernel_refuses_is_not_written() {
         run(&format!("addpart {} 3 {} {}", disk.name(), 60 * 2048, 10 * 2048));
         let before = disk.sum();
         let steps = words(&do_grow(&lab, &disk.device).unwrap());
-        let what = format!("partition 2 of {}: the kernel does not let it grow: ", disk.name());
+        let what = format!("partition 2 of {}: the kernel refuses to grow it: ", disk.name());
         assert!(steps.len() == 1 && steps[0].starts_with(&what), "{steps:?}");
         assert_eq!(disk.sum(), before, "{name}");
         disk.forget_partition(3);

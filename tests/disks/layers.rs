@@ -88,7 +88,7 @@ fn everything_grows_while_it_is_mounted() {
     let steps = do_grow(&lab, &disk.device);
     assert_eq!(
         steps.last().unwrap(),
-        "the volume group group: it has 2 logical volumes that could take the room"
+        "the volume group group: it has 2 logical volumes that could take the space"
     );
     run(&format!(
         "vgchange --quiet -an group; cryptsetup close secret; partx --delete {name} 2> /dev/null || true"

@@ -118,7 +118,10 @@ fn a_mount_may_be_repeated_and_another_is_refused() {
     assert_eq!(let_go(&lab, &lab.path("no/such")).unwrap(), 0);
     let wrong = Mount { kind: Some("xfs"), ..made };
     assert!(
-        do_mount(&lab, &wrong).unwrap_err().to_string().ends_with("cannot be mounted as that: it holds ext4")
+        do_mount(&lab, &wrong)
+            .unwrap_err()
+            .to_string()
+            .ends_with("cannot be mounted as this type: it holds ext4")
     );
 }
 
@@ -254,7 +257,7 @@ fn what_is_in_use_for_a_moment_by_nobody_who_is_found_is_waited_for() {
     do_mount(&lab, &wanted).unwrap();
     let socket = UnixListener::bind(target.join("first")).unwrap();
     let error = let_go(&lab, &target).unwrap_err();
-    assert!(error.to_string().contains("is in use: nobody is found who uses it"), "{error}");
+    assert!(error.to_string().contains("is in use: no process was found that uses it"), "{error}");
     drop(socket);
     let socket = UnixListener::bind(target.join("second")).unwrap();
     let gone = std::thread::spawn(move || {
@@ -282,13 +285,13 @@ fn who_is_in_the_way_is_told() {
     };
     for (script, expected) in [
         ("exec 5< 'a file'; cd /; echo; read end".to_owned(), "has TARGET/a file open"),
-        ("echo; read end".to_owned(), "works in TARGET"),
+        ("echo; read end".to_owned(), "has its working directory in TARGET"),
         (
             format!(
                 "cp $(readlink -f /bin/sh) {}/shell; cd /; exec {0}/shell -c 'echo; read end'",
                 target.display()
             ),
-            "is the program TARGET/shell",
+            "runs TARGET/shell",
         ),
     ] {
         let mut child = Command::new("sh")
@@ -310,7 +313,7 @@ fn who_is_in_the_way_is_told() {
     run(&format!("umount {}", inner.display()));
     run(&format!("truncate -s 1M {}/image", target.display()));
     let image = Disk::of(target.join("image"), "");
-    in_use(&format!("is made of {}", target.join("image").display()));
+    in_use(&format!("is built on {}", target.join("image").display()));
     drop(image);
     // A disk whose device lets go of it a moment later.
     let deadline = std::time::Instant::now() + LONG;

@@ -97,7 +97,7 @@ fn a_disk_that_became_another_one_before_anybody_said_so_is_not_formatted() {
         let sum = disk.sum();
         run.write(&[made_new("data-1", &point, "ext4")]);
         let standing = run.until(&point, "failed").await;
-        assert!(standing.reason.contains("is not the disk that was meant"), "{standing:?}");
+        assert!(standing.reason.contains("is not the expected disk"), "{standing:?}");
         assert_eq!((disk.sum(), mounted(&point).as_str()), (sum, ""));
     });
 }

@@ -34,7 +34,10 @@ fn unclean(lab: &Lab, name: &str) -> Disk {
 fn until_done(lab: &Lab, disk: &Disk) {
     let end = Instant::now() + LONG;
     while let Err(error) = lab.hold(&disk.device) {
-        assert!(error.to_string().ends_with("a program that was begun earlier is at work on it"), "{error}");
+        assert!(
+            error.to_string().ends_with("a program that was started earlier is still working on it"),
+            "{error}"
+        );
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -70,7 +73,7 @@ fn a_repair_outlives_the_agent_and_its_deadline() {
             nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
             nix::sys::wait::waitpid(child, None).unwrap();
             let busy = lab.hold(&disk.device).unwrap_err().to_string();
-            assert!(busy.ends_with("a program that was begun earlier is at work on it"), "{busy}");
+            assert!(busy.ends_with("a program that was started earlier is still working on it"), "{busy}");
             (&gate).write_all(b"go\n").unwrap();
         } else {
             let work = mount_at(&lab.guest, &disk, &place, Duration::from_millis(300));

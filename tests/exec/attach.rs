@@ -84,7 +84,7 @@ fn a_client_whose_place_others_have_had_meanwhile_does_not_go_on() {
     let output = client.wait_with_output().unwrap();
     let words = String::from_utf8_lossy(&output.stderr);
     assert_eq!(code(&output), 255, "{words}");
-    assert!(words.contains("somebody else has sent input") && words.contains("attach -i web"), "{words}");
+    assert!(words.contains("another client sent input") && words.contains("attach -i web"), "{words}");
     // The program is as the other one has left it.
     let output = attach(&lab, &["-i"], &id, b"four\n".to_vec());
     assert_eq!((code(&output), output.stdout.ends_with(b"two\nfour\n")), (6, true), "{output:?}");
@@ -105,7 +105,7 @@ fn a_client_that_only_looks_on_leaves_the_input_alone() {
     std::thread::sleep(Duration::from_millis(300));
     let output = attach(&lab, &["-i"], &id, b"two\n".to_vec());
     assert_eq!((code(&output), output.stdout.ends_with(b"two\n")), (6, true), "{output:?}");
-    assert_eq!(crate::host::wait(&mut looker).code(), Some(255), "somebody else has attached");
+    assert_eq!(crate::host::wait(&mut looker).code(), Some(255), "another client has attached");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn input_that_has_ended_is_not_added_to() {
     let refused = attach(&lab, &["-i"], &id, b"more\n".to_vec());
     let words = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(code(&refused), 125, "{words}");
-    assert!(words.contains("its input has ended already") && words.contains("leave -i out"), "{words}");
+    assert!(words.contains("its input has already been closed") && words.contains("leave out -i"), "{words}");
     std::fs::write(lab.file("go"), "").unwrap();
     let output = attach(&lab, &[], &id, b"more\n".to_vec());
     assert_eq!((code(&output), &output.stdout[..]), (6, &b"all\n"[..]), "{output:?}");
@@ -132,6 +132,6 @@ fn what_a_program_does_not_have_is_not_asked_of_it() {
         let refused = attach(&lab, &[option], id.trim(), Vec::new());
         let words = String::from_utf8_lossy(&refused.stderr);
         assert_eq!(code(&refused), 125, "{words}");
-        assert!(words.contains(why) && words.contains(&format!("leave {option} out")), "{words}");
+        assert!(words.contains(why) && words.contains(&format!("leave out {option}")), "{words}");
     }
 }

@@ -26,7 +26,7 @@ fn a_program_runs_and_its_outputs_and_its_end_are_those_of_the_client() {
         assert_fails(&client.output().unwrap(), 127, "/nonexistent/program");
     }
     for (_, mut client) in clients.each(&[&socket, "nobody", "true"]) {
-        assert_fails(&client.output().unwrap(), 125, "no VM of this name is known");
+        assert_fails(&client.output().unwrap(), 125, "there is no such VM");
     }
     until("their ends were told", || lab.programs().is_empty());
 }

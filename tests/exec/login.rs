@@ -221,7 +221,7 @@ fn arguments_variables_and_the_directory_arrive_as_they_are() {
     assert_fails(&login.run(&["--cwd", "/no/such"], &["true"]), 125, "/no/such");
     assert_fails(&login.run(&[], &["no-such-program"]), 127, "no-such-program");
     assert_fails(&login.run(&[], &["/etc/passwd"]), 126, "/etc/passwd");
-    assert_fails(&login.run(&[], &["-c", "true"]), 125, "name it by its path");
+    assert_fails(&login.run(&[], &["-c", "true"]), 125, "give its path");
     assert_fails(&login.run(&["--env", "a-b=1"], &["true"]), 125, "\"a-b\" is not the name of a variable");
     assert_fails(&login.lab.exec(&["--login", "--user", "locked"], &["true"]), 1, "");
     let words = text(&login.lab.exec_with(&["-i", "--login", "--user", "alice"], &["cat"], b"typed\n"));
@@ -332,7 +332,7 @@ fn where_programs_are_limited_the_shell_has_to_be_allowed() {
         ALL.replace("\"exec\"]", &format!("\"exec\"]\nexec = {{ paths = [{paths}], users = [\"alice\"] }}"))
     };
     let login = Login::with(&only("\"/usr/bin/id\""), "");
-    assert_fails(&login.run(&[], &["/usr/bin/id"]), 125, "the login shell has to be allowed");
+    assert_fails(&login.run(&[], &["/usr/bin/id"]), 125, "the login shell must be allowed");
     let login = Login::with(&only("\"/usr/bin/id\", \"/usr/bin/bash\""), "");
     assert_eq!(text(&login.run(&[], &["/usr/bin/id", "-un"])), "alice\n");
     assert_fails(&login.run(&["--env", "A=1"], &["/usr/bin/id"]), 125, "neither --env nor --cwd");

@@ -71,7 +71,10 @@ fn a_program_of_an_agent_that_is_gone_is_lost() {
     let output = child.wait_with_output();
     let output = output.unwrap();
     assert_eq!(code(&output), 255, "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("lost the program"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("lost the connection to the program"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -148,7 +151,7 @@ fn a_client_that_has_no_connection_is_ended_by_signals_and_the_program_is_not() 
         assert_eq!(crate::host::wait(&mut child).code(), Some(255), "{signal}");
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         let words = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
-        assert!(words.contains(&format!("guestctl attach web {id} goes on with it")), "{words}");
+        assert!(words.contains(&format!("guestctl attach web {id} attaches to it again")), "{words}");
         assert!(crate::lab::is_running(u32::try_from(number).unwrap()));
         lab.host.again();
         lab.host.until_session("web", "connected");
@@ -171,7 +174,7 @@ fn a_client_that_waits_for_the_host_half_is_ended_by_signals() {
     assert_eq!(status.code(), Some(130));
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     let words = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
-    assert!(words.contains("whether the program was started is not known"), "{words}");
+    assert!(words.contains("it is not known whether the program was started"), "{words}");
 }
 
 #[test]

@@ -100,11 +100,11 @@ fn a_terminal_is_as_before_when_guestctl_is_ended_while_it_has_no_connection() {
     lab.host.kill();
     // Keys are for the program until a person is told that there is none.
     screen.type_keys("kept\r");
-    screen.until("trying to reach the program");
+    screen.until("reconnecting to the program");
     assert!(screen.is_raw());
     screen.type_keys("\u{3}");
     assert_eq!(screen.code(), Some(255));
-    screen.until("goes on with it");
+    screen.until("attaches to it again");
 
     lab.host.again();
     lab.host.until_session("web", "connected");
@@ -130,7 +130,7 @@ fn keys_that_are_typed_without_a_connection_reach_the_program_later() {
     std::thread::sleep(Duration::from_millis(300));
     lab.host.kill();
     screen.type_keys("8))\r");
-    screen.until("trying to reach the program");
+    screen.until("reconnecting to the program");
     lab.host.again();
     screen.until("48\r\n");
     screen.type_keys("exit 5\r");

@@ -45,7 +45,7 @@ fn a_host_half_that_is_killed_breaks_them_and_the_next_one_goes_on() {
     ping(&mut client);
     lab.host.kill();
     assert_eq!(until_broken(&client), std::io::ErrorKind::ConnectionReset);
-    forwarding.until_complains("no connection with web");
+    forwarding.until_complains("no connection to web");
     lab.host.again();
     lab.host.until_session("web", "connected");
     ping(&mut forwarding.connect());
@@ -96,6 +96,6 @@ fn a_socket_here_is_for_its_user_and_is_removed_if_it_is_still_the_same() {
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "a file").unwrap();
     let file = lab.host.ctl_command(&["forward", "web", &spec]).stdin(Stdio::null()).output().unwrap();
-    crate::host::assert_fails(&file, 1, "exists and is no socket");
+    crate::host::assert_fails(&file, 1, "exists and is not a socket");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file");
 }

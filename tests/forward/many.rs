@@ -120,7 +120,7 @@ async fn ten_thousand_requests_of_one_caller_are_refused_beyond_its_share_and_co
         }
         assert!(refused.join_all().await.into_iter().all(|one| one), "one more than the caller may have");
     }
-    forwarding.until_complains("this caller has 36 connections through this guest, and may have no more");
+    forwarding.until_complains("this caller has 36 connections through this guest, which is the limit");
     let grown = lab.agent_memory().saturating_sub(before);
     assert!(grown < 8 << 10, "{grown} KiB");
     let records = lab.agent_log().matches("this caller has 36 connections").count();

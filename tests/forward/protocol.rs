@@ -91,7 +91,7 @@ async fn whoever_breaks_the_rules_loses_the_call_and_is_told_which() {
     let target = port.to_string();
 
     let first = Call::begin(socket.clone(), Message::End(1)).await.err().unwrap();
-    assert_eq!((first.code(), first.message()), (Code::InvalidArgument, "the first message is not open"));
+    assert_eq!((first.code(), first.message()), (Code::InvalidArgument, "the first message must be open"));
 
     let breaks: [Break; 9] = [
         ("connection 1: more data than there was credit for", |call, _| {

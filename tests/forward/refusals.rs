@@ -77,16 +77,16 @@ fn what_is_typed_wrong_is_told() {
     ] {
         assert_fails(&lab.host.ctl(&[&["forward"], arguments].concat()), 2, words);
     }
-    assert_fails(&lab.host.ctl(&["forward", "web", "/run/x"]), 1, "say where to listen for unix:/run/x");
+    assert_fails(&lab.host.ctl(&["forward", "web", "/run/x"]), 1, "specify where to listen for unix:/run/x");
     assert_fails(
         &lab.host.ctl(&["forward", "web", "1:22", "--stdio"]),
         1,
-        "with --stdio there is one target",
+        "--stdio needs exactly one target",
     );
     assert_fails(&lab.host.ctl(&["forward", "db", "0:22"]), 4, "knows no VM named \"db\"");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let spec = format!("{}:22", taken.local_addr().unwrap());
-    assert_fails(&lab.host.ctl(&["forward", "web", &spec]), 1, "cannot listen at 127.0.0.1:");
+    assert_fails(&lab.host.ctl(&["forward", "web", &spec]), 1, "cannot listen on 127.0.0.1:");
 }
 
 #[test]

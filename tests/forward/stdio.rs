@@ -80,7 +80,7 @@ fn a_channel_that_is_lost_is_told_by_the_exit_code() {
     let status = wait(&mut child);
     let complaint = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
     assert_eq!(status.code(), Some(255), "{complaint}");
-    assert!(complaint.contains("lost the connection with web"), "{complaint}");
+    assert!(complaint.contains("lost the connection to web"), "{complaint}");
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn lab(rule: &str) -> Lab {
 fn without_rules_the_socket_is_for_root_alone_and_rules_take_effect_at_once() {
     let mut lab = Lab::new().guest("web-1", 1).guest("db-1", 2).start();
     assert_eq!(mode(&lab), 0o600);
-    assert_fails(&ask(&lab, DAEMON, &["ls"]), 1, "you may not open ");
+    assert_fails(&ask(&lab, DAEMON, &["ls"]), 1, "permission denied on ");
 
     let rule =
         "[[access]]\nusers = ['daemon']\nverbs = ['ls', 'status']\nvms = ['web-*']\n[[vm]]\nname = 'web-1'";
@@ -75,20 +75,20 @@ fn without_rules_the_socket_is_for_root_alone_and_rules_take_effect_at_once() {
     let settings = std::fs::read_to_string(lab.settings()).unwrap();
     let line = settings.lines().position(|line| line.contains("statos")).unwrap() + 1;
     let wrong = format!(
-        "{}:{line}: verbs has \"statos\", and there is no such verb; known are ls, info,",
+        "{}:{line}: verbs has the unknown verb \"statos\"; the verbs are ls, info,",
         text(&lab.settings())
     );
     lab.until("root is told", || String::from_utf8_lossy(&lab.ctl(&["ls"]).stderr).contains(&wrong));
     let output = ask(&lab, DAEMON, &["ls"]);
     let warning = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && warning.contains("root is told why"), "{output:?}");
+    assert!(output.status.success() && warning.contains("as root, guestctl doctor shows why"), "{output:?}");
     assert!(!warning.contains("statos"), "{output:?}");
 
     let run = lab.path("run");
     std::fs::set_permissions(&run, std::fs::Permissions::from_mode(0o700)).unwrap();
     lab.edit("verbs = ['ls', 'statos']\n", "verbs = ['ls', 'info']\n");
     let words = format!(
-        "{} cannot be reached by those who may use it: others may not pass its directory",
+        "{} cannot be reached by those who may use it: its directory is not searchable by others",
         text(&lab.socket())
     );
     lab.until("root is told", || lab.log().contains(&words));
@@ -96,7 +96,7 @@ fn without_rules_the_socket_is_for_root_alone_and_rules_take_effect_at_once() {
 
     lab.edit("[[access]]\nusers = ['daemon']\nverbs = ['ls', 'info']\nvms = ['*']\n", "");
     lab.until("the socket is shut", || mode(&lab) == 0o600);
-    assert_fails(&ask(&lab, DAEMON, &["ls"]), 1, "you may not open ");
+    assert_fails(&ask(&lab, DAEMON, &["ls"]), 1, "permission denied on ");
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn users_without_a_name_are_known_by_number_and_unknown_names_are_told() {
     let denied = format!("uid:{NAMELESS} may not do \"info\" with the VM \"db-1\"");
     assert_fails(&ask(&lab, NAMELESS, &["info", "db-1"]), 1, &denied);
     for name in ["user \"no-such-user\"", "group \"no-such-group\""] {
-        let warning = format!("an [[access]] table names the {name}, and there is none");
+        let warning = format!("an [[access]] table names the {name}, which does not exist");
         lab.until("it is said", || lab.log().contains(&warning));
     }
 }

@@ -188,7 +188,7 @@ fn guestctl_shows_both_sides() {
     let row = table.lines().find(|line| line.ends_with(&id)).unwrap();
     assert!(row.contains("allowed, OK") && row.contains("Ping: denied, PERMISSION_DENIED"), "{table}");
     assert!(table.contains("guest-exec\u{fffd}[2J: denied") && !table.contains('\u{1b}'), "{table}");
-    assert!(warning.contains("guest.json: 1 lines are no records, and are left out"), "{warning}");
+    assert!(warning.contains("guest.json: 1 lines are not records, and are ignored"), "{warning}");
     let calls: Value =
         serde_json::from_str(&lab.words(&["audit", "-o", "json", "--guest-file", &text(&of_guest)])).unwrap();
     let call = calls.as_array().unwrap().iter().find(|call| call["id"] == id.as_str()).unwrap();
@@ -198,7 +198,7 @@ fn guestctl_shows_both_sides() {
 #[test]
 fn without_an_audit_file_people_learn_how_to_have_one() {
     let lab = Lab::new().start();
-    assert_fails(&lab.ctl(&["audit"]), 1, "guestlet-host writes no audit file; name one in its settings");
+    assert_fails(&lab.ctl(&["audit"]), 1, "guestlet-host writes no audit file; set one in its settings");
 }
 
 #[test]

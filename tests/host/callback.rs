@@ -80,7 +80,7 @@ fn keys_of_the_first_release_are_ignored_and_said() {
     let lab = Lab::new().vm("a", 1, keys).start();
     let a = guest(&lab, "a", 1);
     lab.until("it asks", || a.answers() > 0);
-    assert!(lab.log().contains("callback-socket has no meaning any more"), "{}", lab.log());
+    assert!(lab.log().contains("callback-socket no longer has any effect"), "{}", lab.log());
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn a_disk_comes_grows_and_goes_on_either_bus() {
 
     for serial in [serial, "data 2", "third"] {
         let expected = format!(
-            "{serial}: detached\nThe guest had not let go of it: there is no session with an agent in this guest\n"
+            "{serial}: detached\nThe guest had not released it: there is no session with an agent in this guest\n"
         );
         assert_eq!(lab.words(&["disk", "detach", "a", "--force", "--serial", serial]), expected);
     }
@@ -137,7 +137,7 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
         (
             vec!["attach", "a", "--file", &image, "--serial", "two"],
             1,
-            "data.raw\" is in use: it is behind guestlet-",
+            "data.raw\" is in use: it backs guestlet-",
         ),
         (
             vec!["attach", "a", "--file", &other, "--serial", "root-disk"],
@@ -145,16 +145,24 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
             "serial \"root-disk\" is in use: /machine/peripheral-anon/device[0]",
         ),
         (new(&["three", "--bus", "virtio"]), 1, "no free PCI Express root port"),
-        (vec!["attach", "a", "--size", "1M", "--serial", &long], 1, "has 65 bytes, and a guest can read 64"),
+        (
+            vec!["attach", "a", "--size", "1M", "--serial", &long],
+            1,
+            "has 65 bytes, but a guest can read only 64",
+        ),
         (
             new(&["123456789012345678901", "--bus", "virtio"]),
             1,
-            "has 21 bytes, and a guest can read 20 of a disk on the virtio bus",
+            "has 21 bytes, but a guest can read only 20 of a disk on the virtio bus",
         ),
         (new(&[""]), 1, "serial is empty"),
         (new(&["a\nb"]), 1, "characters that a disk cannot show"),
-        (vec!["attach", "a", "--size", "1000", "--serial", "s"], 1, "size 1000 is no multiple of 512 bytes"),
-        (vec!["attach", "a", "--file", &odd, "--serial", "s"], 1, "say its format, raw or qcow2"),
+        (
+            vec!["attach", "a", "--size", "1000", "--serial", "s"],
+            1,
+            "size 1000 is not a multiple of 512 bytes",
+        ),
+        (vec!["attach", "a", "--file", &odd, "--serial", "s"], 1, "set its format, raw or qcow2"),
         (
             vec!["attach", "a", "--file", &folder, "--format", "raw", "--serial", "s"],
             1,
@@ -167,13 +175,13 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
         (
             vec!["attach", "a", "--file", &other, "--serial", "locked"],
             1,
-            "other.raw\" is in use: it is behind another VM or program",
+            "other.raw\" is in use: it backs another VM or program",
         ),
         (vec!["attach", "x", "--file", &other, "--serial", "s"], 4, "knows no VM named \"x\""),
         (vec!["attach", "b", "--file", &other, "--serial", "s"], 1, "has no QMP socket in the settings"),
         (vec!["attach", "a", "--serial", "s"], 2, "<--file <FILE>|--size <SIZE>>"),
         (vec!["attach", "a", "--file", &other, "--size", "1M", "--serial", "s"], 2, "cannot be used with"),
-        (vec!["resize", "a", "--serial", "data", "--size", "512"], 1, "never becomes smaller"),
+        (vec!["resize", "a", "--serial", "data", "--size", "512"], 1, "cannot shrink"),
         (vec!["resize", "a", "--serial", "nobody", "--size", "1G"], 1, "has no disk with serial \"nobody\""),
         (vec!["resize", "a", "--serial", "root-disk", "--size", "9G"], 1, "was not attached by guestlet"),
         (
@@ -298,8 +306,8 @@ fn a_guest_that_lets_go_late_leaves_nothing_open() {
     lab.words(&["disk", "attach", "a", "--size", "1M", "--serial", "data"]);
     qemu.guest_is(Manner::Slow);
     let detach = ["disk", "detach", "a", "--force", "--serial", "data", "--wait", "1"];
-    assert_fails(&lab.ctl(&detach), 1, "the guest has not let go of the disk \"data\" for 1 s");
-    assert_fails(&lab.ctl(&detach), 1, "the guest has not let go of the disk \"data\" for 1 s");
+    assert_fails(&lab.ctl(&detach), 1, "the guest has not released the disk \"data\" within 1 s");
+    assert_fails(&lab.ctl(&detach), 1, "the guest has not released the disk \"data\" within 1 s");
     assert_eq!(managed(&lab).len(), 1);
     qemu.let_go();
     lab.until("the node is closed", || qemu.nodes().is_empty());
@@ -314,7 +322,7 @@ fn a_guest_that_refuses_keeps_its_disk() {
     assert_fails(
         &lab.ctl(&["disk", "detach", "a", "--force", "--serial", "data"]),
         1,
-        "the guest refuses to let go of",
+        "the guest refuses to release",
     );
     assert_eq!((qemu.devices().len(), qemu.nodes().len()), (1, 1));
 }
@@ -406,7 +414,7 @@ fn volumes_that_were_made_with_disks_are_listed_and_removed_once_nobody_has_them
     assert_fails(
         &lab.ctl(&remove("logs")),
         1,
-        "is open in another program, and no VM that can be asked says",
+        "is open in another program, and none of the VMs that can be asked has",
     );
     drop(open);
     assert_eq!(lab.words(&remove("logs")), "logs: removed\n");
@@ -416,7 +424,7 @@ fn volumes_that_were_made_with_disks_are_listed_and_removed_once_nobody_has_them
     // Nobody says what a QEMU has that does not answer.
     qemu.be_silent();
     lab.until_vm("a", |vm| vm["power_problem"] != "");
-    assert_fails(&lab.ctl(&remove("data 1")), 1, "the VM a may have it, and cannot be asked");
+    assert_fails(&lab.ctl(&remove("data 1")), 1, "the VM a may have it, but cannot be asked");
     assert_eq!(listed(&lab, &[]), [volume("a", "data 1", "a/data%201.raw", None)]);
     drop(qemu);
     // Its VM is in no list any more.

@@ -174,7 +174,7 @@ fn the_disks_of_a_guest_as_people_see_them() {
     let warning = String::from_utf8(late.stderr).unwrap();
     assert!(warning.contains("there is no session with a now"), "{warning}");
     assert!(String::from_utf8(late.stdout).unwrap().contains("data-2"));
-    assert_fails(&lab.ctl(&["disks", "off"]), 1, "has not told yet which disks it has");
+    assert_fails(&lab.ctl(&["disks", "off"]), 1, "has not yet reported its disks");
     assert_fails(&lab.ctl(&["disks", "nobody"]), 4, "nobody");
 }
 

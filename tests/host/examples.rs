@@ -104,7 +104,7 @@ fn a_command_runs_while_a_guest_is_frozen() {
         }
     }
     for (_, mut client) in clients.each(&[&socket, "nobody", "true"]) {
-        assert_fails(&client.output().unwrap(), 1, "no VM of this name is known");
+        assert_fails(&client.output().unwrap(), 1, "there is no such VM");
     }
 }
 

@@ -67,7 +67,7 @@ fn a_half_open_stream_is_given_up_and_the_guest_is_back_when_it_is_whole_again()
     let vm = lab.until_vm("a", |vm| vm["reason"] != "");
     assert_eq!(
         (&vm["session"], &vm["reason"]),
-        (&"connecting".into(), &"no word from the agent for 2.5 s".into())
+        (&"connecting".into(), &"no message from the agent for 2.5 s".into())
     );
     let answers = guest.answers();
     lab.until("both streams are closed, and at most one is dialled", || proxy.open() <= 1);

@@ -38,7 +38,7 @@ fn tricky(trick: Trick, state: &str, reason: &str) {
 fn unread(manner: Manner) {
     let lab = Lab::new().set("limits.unread-seconds = 3");
     let info = GuestInfo { heartbeat_interval_seconds: 60, ..info(&uuid(1), "boot-1") };
-    let reason = "the guest does not read what it is sent";
+    let reason = "the guest does not read what is sent to it";
     beside_a_good_one_in(lab, manner, info, "refused", reason);
 }
 
@@ -54,7 +54,12 @@ fn a_flood_of_bytes() {
 
 #[test]
 fn a_flood_of_calls() {
-    beside_a_good_one(Manner::Nagging, info(&uuid(1), "boot-1"), "refused", "calls its host too often");
+    beside_a_good_one(
+        Manner::Nagging,
+        info(&uuid(1), "boot-1"),
+        "refused",
+        "makes too many calls to its host",
+    );
 }
 
 #[test]
@@ -107,7 +112,7 @@ fn a_guest_that_resets_every_call() {
 
 #[test]
 fn a_callback_that_is_closed_whenever_it_is_open() {
-    let reason = "the guest breaks the callback";
+    let reason = "the guest violates the protocol of the callback";
     beside_a_good_one(Manner::Fleeting, info(&uuid(1), "boot-1"), "refused", reason);
 }
 

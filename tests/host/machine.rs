@@ -44,7 +44,7 @@ fn a_command_is_handed_on_with_its_caller_and_its_answer_shown_whatever_it_is() 
     assert_eq!(lab.words(&["qga", "a", PING]), "{\"return\":\"\\u009b2J\\u202ex\u{1f600}\"}\n");
     for garbage in [&b"\x1b[2J"[..], b"{\"return\":\"\x1b\"}", b"\xff\xfe", b"{\"return\""] {
         a.machine().lock().answer = Some(garbage.to_vec());
-        assert_fails(&lab.ctl(&["qga", "a", PING]), 1, "what the guest answered is no JSON");
+        assert_fails(&lab.ctl(&["qga", "a", PING]), 1, "what the guest answered is not JSON");
     }
     a.machine().lock().answer = Some(vec![b' '; 1 << 20]);
     assert_fails(&lab.ctl(&["qga", "a", PING]), 1, "too large");
@@ -53,8 +53,8 @@ fn a_command_is_handed_on_with_its_caller_and_its_answer_shown_whatever_it_is() 
     assert_eq!(lab.info("a")["sessions"], 1);
     assert_fails(&lab.ctl(&["suspend", "a", "--to", "both"]), 1, "suspended to both: no\u{fffd}[2J swap");
 
-    let _old = Guest::start(&lab.path("old.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-1"));
     assert_fails(&lab.ctl(&["qga", "old", PING]), 1, "there is no session with this guest now");
+    let _old = Guest::start(&lab.path("old.sock"), Door::Unix, Manner::Good, info(&uuid(2), "boot-1"));
     lab.until_session("old", "connected");
     assert_fails(&lab.ctl(&["qga", "old", PING]), 1, "the agent in the guest of \"old\" is too old for this");
     assert_fails(&lab.ctl(&["qga", "nobody", PING]), 4, "knows no VM named \"nobody\"");
@@ -83,7 +83,8 @@ fn a_guest_that_does_not_answer_keeps_up_only_those_who_ask_it() {
     for child in &mut asking {
         assert_eq!(wait(child).code(), Some(1));
         let words = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
-        late += usize::from(words.contains("no answer within 20 s: whether the guest did it is not known"));
+        late +=
+            usize::from(words.contains("no answer within 20 s: it is not known whether the guest did it"));
         assert!(words.contains("no answer within") || words.contains("32 calls of this guest"), "{words}");
     }
     assert_eq!(late, 32);
@@ -214,7 +215,7 @@ fn a_wait_ends_only_when_something_shows_that_the_guest_is_down() {
         1,
         "it was not seen within 2 s that a is off: the guest has accepted the shutdown; ",
     );
-    assert_fails(&output, 1, "the hypervisor's view is running, the session is connected");
+    assert_fails(&output, 1, "the hypervisor reports running, the session is connected");
 
     // A lost session ends no wait for a shutdown; another boot does one for a reboot.
     let mut off = run(&["shutdown", "a", "--wait"]);
@@ -231,7 +232,7 @@ fn a_wait_ends_only_when_something_shows_that_the_guest_is_down() {
     assert_eq!((&seen["accepted"], &seen["seen"]), (&true.into(), &true.into()));
     assert_eq!(wait(&mut off).code(), Some(1));
     let words = std::io::read_to_string(off.stderr.take().unwrap()).unwrap();
-    assert!(words.contains("the guest has booted anew instead"), "{words}");
+    assert!(words.contains("the guest has rebooted instead"), "{words}");
 
     let mut suspend = run(&["suspend", "a", "--wait"]);
     until_asked(&a, 1);
@@ -251,13 +252,13 @@ fn a_wait_ends_only_when_something_shows_that_the_guest_is_down() {
     assert_fails(
         &lab.ctl(&["suspend", "blind", "--wait"]),
         1,
-        "nothing tells guestlet-host whether blind runs",
+        "guestlet-host cannot see whether blind is running",
     );
     let blind = guest(&lab, "blind", 2, "boot-1");
     assert_fails(
         &lab.ctl(&["shutdown", "blind", "--wait"]),
         1,
-        "nothing tells guestlet-host whether blind runs",
+        "guestlet-host cannot see whether blind is running",
     );
     assert_eq!(blind.machine().lock().asked.len(), 0);
 }

@@ -89,7 +89,7 @@ fn the_silence_of_a_paused_guest_means_nothing() {
     assert_eq!((&vm["session"], &vm["sessions"]), (&"connected".into(), &1.into()));
     qmp.event("RESUME");
     let vm = lab.until_vm("a", |vm| vm["reason"] != "");
-    assert_eq!(vm["reason"], "no word from the agent for 2.5 s");
+    assert_eq!(vm["reason"], "no message from the agent for 2.5 s");
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_monitor_that_is_not_there_or_held_by_another_keeps_nobody_from_the_guest() 
     assert_eq!(vm["power"], "unknown", "no socket yet");
     let qmp = lab.path("a.qmp");
     let vm = lab.until_vm("a", |vm| vm["power_problem"] != "");
-    let words = format!("{}: the QMP socket has not been there yet: No such file", text(&qmp));
+    let words = format!("{}: the QMP socket has not appeared yet: No such file", text(&qmp));
     assert!(vm["power_problem"].as_str().unwrap().starts_with(&words), "{vm}");
     assert_eq!((&vm["session"], &vm["reason"]), (&"connected".into(), &"".into()));
     assert!(lab.words(&["info", "a"]).contains(&format!("Power:          unknown: {words}")));

@@ -41,8 +41,11 @@ fn asked(guest: &Guest) -> Vec<String> {
 fn the_guest_says_that_it_sees_a_disk_and_releases_it() {
     let (lab, qemu, guest) = started(&["disks"]);
     let unseen = ask(&lab, &ATTACH);
-    assert_eq!(unseen["guest_problem"], "it has not within 10 s");
-    assert!(lab.words(&ATTACH).ends_with("\nWhether the guest sees it: it has not within 10 s.\n"));
+    assert_eq!(unseen["guest_problem"], "it has not done so within 10 s");
+    assert!(
+        lab.words(&ATTACH)
+            .ends_with("\nIt is not known whether the guest sees it: it has not done so within 10 s.\n")
+    );
     guest.disks().seen.insert("data".to_owned(), "sdb\u{1b}".to_owned());
     assert_eq!(ask(&lab, &ATTACH)["guest_name"], "sdb\u{fffd}");
     guest.disks().seen.insert("data".to_owned(), "sdb".to_owned());
@@ -72,7 +75,7 @@ fn a_disk_in_use_stays_unless_it_is_forced_away() {
     ] {
         guest.disks().refusal = Some((code, words.to_owned()));
         qemu.commands();
-        let refused = format!("the guest does not let go of the disk \"data\": {words}; it stays attached");
+        let refused = format!("the guest does not release the disk \"data\": {words}; it stays attached");
         assert_fails(&lab.ctl(&DETACH), 1, &refused);
         assert!(!qemu.commands().contains(&"device_del".to_owned()), "{words}");
     }
@@ -89,11 +92,11 @@ fn a_guest_whose_disk_stays_after_all_finds_it_again() {
     lab.words(&ATTACH);
     asked(&guest);
     qemu.guest_is(hypervisor::Manner::Stubborn);
-    assert_fails(&lab.ctl(&DETACH), 1, "the guest refuses to let go of");
+    assert_fails(&lab.ctl(&DETACH), 1, "the guest refuses to release");
     assert_eq!(asked(&guest), ["release data", "find data"]);
     // What goes late is gone soon: nobody should use it until then.
     qemu.guest_is(hypervisor::Manner::Slow);
-    assert_fails(&lab.ctl(&[&DETACH[..], &["--wait", "1"]].concat()), 1, "the guest has not let go of");
+    assert_fails(&lab.ctl(&[&DETACH[..], &["--wait", "1"]].concat()), 1, "the guest has not released");
     assert_eq!(asked(&guest), ["release data"]);
 }
 
@@ -111,7 +114,7 @@ fn where_nobody_can_be_asked_a_disk_is_only_forced_away() {
     assert_fails(&lab.ctl(&DETACH), 1, &format!("{none}; it stays attached unless --force is given"));
     assert_eq!(qemu.devices().len(), 1);
     let forced = lab.words(&[&DETACH[..], &["--force"]].concat());
-    assert_eq!(forced, format!("data: detached\nThe guest had not let go of it: {none}\n"));
+    assert_eq!(forced, format!("data: detached\nThe guest had not released it: {none}\n"));
     assert!(qemu.devices().is_empty());
 }
 
@@ -134,7 +137,11 @@ fn a_serial_number_of_a_kubernetes_volume_is_whole_on_scsi() {
     assert_eq!(qemu.devices().len(), 2);
     // A guest could not tell it from the beginnings of the others.
     assert_fails(&lab.ctl(&attach("pvc-11111111-2222-3333-4444-55555555", &[])), 1, "is in use: guestlet-");
-    assert_fails(&lab.ctl(&attach(serial, &["--bus", "virtio"])), 1, "has 40 bytes, and a guest can read 20");
+    assert_fails(
+        &lab.ctl(&attach(serial, &["--bus", "virtio"])),
+        1,
+        "has 40 bytes, but a guest can read only 20",
+    );
     for serial in [serial, other] {
         assert_eq!(ask(&lab, &["disk", "detach", "a", "--serial", serial])["was_attached"], true);
     }

@@ -20,7 +20,7 @@ fn wrong_settings_are_refused_with_file_and_line() {
     let drop_in = drop_ins.join("10-more.toml");
     std::fs::write(&drop_in, format!("\n[[vm]]\nname = 'a'\nuuid = '{}'\nvsock-cid = 4\n", uuid(2))).unwrap();
     let words = format!(
-        "guestlet-host: {}:3: name \"a\" is used a second time, first at {}:5; change one",
+        "guestlet-host: {}:3: name \"a\" is already used at {}:5; change one",
         text(&drop_in),
         text(&lab.settings())
     );

@@ -42,7 +42,7 @@ fn a_guest_that_vanishes_is_dialled_again_and_a_new_boot_is_noticed() {
 fn nobody_listening_in_the_guest_is_a_reason() {
     let lab = Lab::new().vm("a", 1, "vsock-socket = '@a.vsock'").start();
     let door = Guest::start(&lab.path("a.vsock"), Door::HybridClosed, Manner::Good, info("", ""));
-    lab.until_vm("a", |vm| vm["reason"] == "nobody listens in the guest");
+    lab.until_vm("a", |vm| vm["reason"] == "nothing listens in the guest");
     drop(door);
     let _guest = Guest::start(&lab.path("a.vsock"), Door::Hybrid, Manner::Good, info(&uuid(1), "boot-1"));
     lab.until_session("a", "connected");
@@ -65,11 +65,11 @@ fn a_guest_without_a_dmi_uuid_is_taken_only_where_none_is_expected() {
     let _others = [start("none", ""), start("wrong", &uuid(3)), start("another", &uuid(5))];
     let reason = |name: &str| lab.until_session(name, "refused")["reason"].as_str().unwrap().to_owned();
     let refused = reason("a");
-    assert!(refused.starts_with("the guest tells no DMI UUID, expected"), "{refused}");
+    assert!(refused.starts_with("the guest reports no DMI UUID, expected"), "{refused}");
     assert!(refused.contains(&uuid(1)) && refused.contains("dmi-uuid = \"none\""), "{refused}");
     lab.until("the stream is closed", || guest.open() == 0);
     assert!(lab.info("a")["guest"].is_null());
-    assert!(lab.words(&["ls"]).contains("the guest tells no DMI UUID"));
+    assert!(lab.words(&["ls"]).contains("the guest reports no DMI UUID"));
     assert_eq!(lab.until_session("none", "connected")["guest"]["dmi_uuid"], "");
     let refused = reason("wrong");
     assert!(refused.contains(&uuid(3)) && refused.contains("its VM has none"), "{refused}");
@@ -103,7 +103,7 @@ fn silence_ends_a_session_and_the_stream() {
     let guest = Guest::start(&lab.path("a.sock"), Door::Unix, Manner::Mute, info(&uuid(1), "boot-1"));
     lab.until_session("a", "connected");
     let vm = lab.until_vm("a", |vm| vm["reason"] != "");
-    assert_eq!(vm["reason"], "no word from the agent for 2.5 s");
+    assert_eq!(vm["reason"], "no message from the agent for 2.5 s");
     lab.until_vm("a", |vm| vm["sessions"].as_u64().unwrap() >= 2);
     lab.until("the stream of the session before is closed", || guest.open() <= 1);
 }

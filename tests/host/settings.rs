@@ -42,10 +42,14 @@ fn wrong_edits_are_refused_and_the_old_settings_stay_in_force() {
     let _a = guest(&lab, "a", 1);
     lab.until_session("a", "connected");
     lab.edit("name = 'a'", "nam = 'a'");
-    let words = format!(" ago are in force: {}:5: unknown field `nam`", text(&lab.settings()));
+    let words = format!(" ago stay in force: {}:5: unknown field `nam`", text(&lab.settings()));
     lab.until("people are warned", || warnings(&lab).contains(&words));
-    assert!(warnings(&lab).starts_with("guestctl: warning: the settings of "));
-    assert!(lab.log().contains("the settings are wrong, and those before stay in force: "), "{}", lab.log());
+    assert!(warnings(&lab).starts_with("guestctl: warning: the settings are invalid, and those of "));
+    assert!(
+        lab.log().contains("the settings are invalid, and the previous ones stay in force: "),
+        "{}",
+        lab.log()
+    );
     assert_eq!((&lab.info("a")["session"], &lab.info("a")["sessions"]), (&"connected".into(), &1.into()));
 
     lab.edit("nam = 'a'", "name = 'a'");
@@ -54,6 +58,6 @@ fn wrong_edits_are_refused_and_the_old_settings_stay_in_force() {
 
     lab.edit("socket = '", "metrics = '127.0.0.1:1'\nsocket = '");
     lab.until("people are told", || {
-        warnings(&lab).contains("metrics changed: restart guestlet-host for that")
+        warnings(&lab).contains("metrics changed: restart guestlet-host to apply it")
     });
 }

@@ -260,7 +260,7 @@ impl Show {
             user.vm.run(&format!("{mount} && echo hello > {target}/greeting && sync")).unwrap();
             let refused = Csi::reachable(&asker.vm).attach(ADOPTED, &member.uid).unwrap_err();
             println!("  ControllerPublish → {}", refused.message());
-            assert!(refused.message().contains("has not been given to guestlet"), "{refused:?}");
+            assert!(refused.message().contains("is not assigned to guestlet"), "{refused:?}");
         });
         cluster.give(ADOPTED).await;
         let context = block_in_place(|| {

@@ -452,7 +452,7 @@ fn what_belongs_to_others_is_left_alone() {
         lab.is_in("web", &claim_of("data"), "Ready").await;
         let error = plug(&volumes, &made.id, &web).await.unwrap_err();
         assert!(
-            matches!(&error, VolumeError::Refused(why) if why.contains("by another program than guestlet")),
+            matches!(&error, VolumeError::Refused(why) if why.contains("by a program other than guestlet")),
             "{error}"
         );
         assert_eq!(domains(&lab, &made.id), [web.vm.as_str()]);

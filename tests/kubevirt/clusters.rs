@@ -145,7 +145,7 @@ async fn all(lab: &Lab, clusters: &Clusters, round: usize) -> Result<(), String>
         let told = ensured.map_err(|status| said("ensure", &status));
         match told.map(|told| told.into_inner().load_balancer.unwrap()) {
             Ok(one) if one.state() == State::Ready => break,
-            Err(words) if !words.contains("has not told") => return Err(words),
+            Err(words) if !words.contains("been read yet") => return Err(words),
             _ => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }

@@ -280,7 +280,7 @@ fn a_lease_that_is_edited_is_lost_or_put_right() {
         let edit = json!({ "spec": { "holderIdentity": "somebody" } });
         bench.api.patch(&path(), &edit).await.unwrap();
         let (reason, _) = lost.await.unwrap();
-        assert!(reason.contains("was taken away: somebody has it"), "{reason}");
+        assert!(reason.contains("was lost: somebody holds it"), "{reason}");
         assert_eq!(holder(&bench.lease().await), "somebody");
         assert!(!standby.is_finished());
 
@@ -293,7 +293,7 @@ fn a_lease_that_is_edited_is_lost_or_put_right() {
         bench.renewed(&b, &bench.lease().await).await;
         bench.api.patch(&path(), &json!({ "spec": { "holderIdentity": null } })).await.unwrap();
         let (reason, _) = lost.await.unwrap();
-        assert!(reason.contains("somebody has removed its holder"), "{reason}");
+        assert!(reason.contains("its holder was removed"), "{reason}");
     });
 }
 

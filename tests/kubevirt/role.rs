@@ -225,14 +225,14 @@ async fn is_told_of(lab: &Lab, verb: &str) -> bool {
             let never = make_in(&volumes, NEVER, "never").await;
             let web = place(lab, "web").await;
             let error = plug(&volumes, &never.id, &web).await.unwrap_err().to_string();
-            error.contains("nothing is said of why")
+            error.contains("no reason is given")
         }
         "create tokenreviews" => nodes::is_certified(lab.turn.plane(), &lab.api).await.is_err(),
         of_clusters if of_clusters.ends_with(" guests") || of_clusters.ends_with(" nodes") => {
             let words = if of_clusters.ends_with(" guests") { "guests' objects" } else { "Nodes" };
             let problems = watch::Sender::new(Problems::new());
             let _clusters = Clusters::with(lab, problems.clone()).await;
-            until(&format!("people are told that {words} cannot be followed"), async || {
+            until(&format!("people are told that {words} cannot be watched"), async || {
                 problems.borrow().keys().any(|what| what.contains(words)).then_some(())
             })
             .await;
@@ -257,7 +257,7 @@ async fn is_told_of(lab: &Lab, verb: &str) -> bool {
             // Last: its credentials are read by a thread of its own, and must not be written again meanwhile.
             let _known = Known::with(lab, problems.clone()).await;
             let is_told = || problems.borrow().keys().any(|what| what.contains(words));
-            until(&format!("people are told that {words} cannot be followed"), async || {
+            until(&format!("people are told that {words} cannot be watched"), async || {
                 is_told().then_some(())
             })
             .await;

@@ -90,7 +90,7 @@ fn a_volume_whose_end_kubevirt_was_asked_for_is_waited_for_and_not_for_ever() {
         plug(&volumes, &made.id, &web).await.unwrap();
         lab.model.hold(Step::Copy, "web");
         let late = unplug(&volumes, &made.id, &web).await.unwrap_err();
-        assert!(late.to_string().contains("KubeVirt has been asked to"), "{late}");
+        assert!(late.to_string().contains("KubeVirt was asked to"), "{late}");
         let late = unplug(&volumes, &made.id, &web).await.unwrap_err();
         assert!(matches!(late, VolumeError::Waiting { .. }), "{late}");
         assert_eq!(lab.model.journal().requests.len(), 2);

@@ -147,7 +147,7 @@ fn an_exporter_that_answers_too_much_or_nothing_costs_its_own_page() {
     assert_eq!(body, expected, "the guest does not speak for another one");
     for (job, words) in [
         ("many", "more than 10 series; scrape.max-series"),
-        ("html", "line 1 is not in the text format"),
+        ("html", "line 1 is not in Prometheus' text format"),
         ("packed", "compressed"),
         ("broken", "answers 500"),
         ("huge", "more than 65536 bytes; scrape.max-bytes"),

@@ -246,7 +246,7 @@ async fn a_disk_that_does_not_answer_keeps_nobody_else_waiting() {
         let waiting = lab.guest.disks.wait(&late, LONG);
         let answering = async {
             assert_eq!(told(watcher).await, "+vdb");
-            assert_eq!(told(watcher).await, "!vdb the disk does not say who it is");
+            assert_eq!(told(watcher).await, "!vdb the disk does not identify itself");
             tokio::task::spawn_blocking(move || {
                 std::fs::File::options().write(true).open(pipe).unwrap().write_all(b"late").unwrap();
             })

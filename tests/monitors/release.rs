@@ -136,12 +136,12 @@ async fn what_anybody_uses_is_not_released_and_they_are_named() {
         let holder = lab.path(&format!("{place}/vdb1/holders/dm-0"));
         std::fs::create_dir_all(holder.parent().unwrap()).unwrap();
         symlink(lab.path(volume), &holder).unwrap();
-        assert_eq!(released(lab, "data").await, format!("{why}dm-0 (group-volume) is made of it"));
+        assert_eq!(released(lab, "data").await, format!("{why}dm-0 (group-volume) is built on it"));
         std::fs::remove_file(holder).unwrap();
         // These do not claim it.
         lay_out("/proc/4711/fd/3 -> /dev/vdb1\n/proc/4711/comm = \"dd\\n\"\n", lab.folder.path());
         lay_out("/sys/block/loop7/loop/backing_file = \"/dev/vdb\\n\"\n", lab.folder.path());
-        let both = "loop7 is made of /dev/vdb; dd (process 4711) has /dev/vdb1 open";
+        let both = "loop7 is built on /dev/vdb; dd (process 4711) has /dev/vdb1 open";
         assert_eq!(released(lab, "data").await, format!("{why}{both}"));
         std::fs::remove_dir_all(lab.path("/sys/block/loop7")).unwrap();
         assert_eq!(*machine.flushed.lock().unwrap(), 0);
@@ -156,7 +156,11 @@ async fn what_anybody_uses_is_not_released_and_they_are_named() {
         for _ in 0..100 {
             machine.claims.lock().unwrap().push_back(Box::new(|| false));
         }
-        assert!(released(lab, "data").await.contains("somebody who is not found has it to himself"));
+        assert!(
+            released(lab, "data")
+                .await
+                .contains("it is opened exclusively by something that cannot be found")
+        );
         assert_eq!(*machine.flushed.lock().unwrap(), 1);
     })
     .await;

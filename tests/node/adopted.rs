@@ -55,7 +55,7 @@ fn a_cluster_goes_on_with_the_volumes_of_harvesters_driver() {
             &db,
             &web,
             Code::FailedPrecondition,
-            "has not been given to guestlet: in the host cluster, kubectl",
+            "is not assigned to guestlet: in the host cluster, kubectl",
         )
         .await;
         is_refused(&foreign, &foreign, Code::NotFound, "there is no volume").await;
@@ -118,7 +118,7 @@ fn what_a_node_was_given_before_guestlet_came_is_taken_from_that_node_alone() {
         whole.cluster.is_in("db", CLAIM, "Ready").await;
         let (sidecar, other) = (web.sidecar().await, db.uid.clone());
         ask(move || {
-            let words = "another program than guestlet has plugged the volume";
+            let words = "a program other than guestlet has plugged the volume";
             refused(sidecar.unpublish(CLAIM, &other), Code::FailedPrecondition, words);
         })
         .await;
@@ -189,7 +189,7 @@ fn a_guest_that_cannot_say_that_it_lets_go_keeps_what_others_have_plugged() {
         let web = whole.boot("web", &instance);
         // It knows the disk by something else, or not at all.
         web.guest.disks().seen.clear();
-        attempts(&web, "it has not within 10 s").await;
+        attempts(&web, "it has not done so within 10 s").await;
         assert!(!web.guest.disks().asked.iter().any(|one| one.starts_with("release")));
         web.guest.disks().seen.insert(ALIAS.to_owned(), "sdb".to_owned());
         unpublish(&db, &web).await;

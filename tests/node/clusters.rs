@@ -271,7 +271,7 @@ fn a_vm_without_a_cluster_is_told_nothing() {
                 position = news;
                 continue;
             }
-            refused(third.map(drop), Code::ResourceExhausted, "wait for the same already");
+            refused(third.map(drop), Code::ResourceExhausted, "are already waiting for the same");
             break;
         }
     });

@@ -64,7 +64,7 @@ fn a_volume_that_its_guest_does_not_see_is_not_published() {
         let (sidecar, node) = (web.sidecar().await, web.uid.clone());
         let id = ask(move || {
             let id = sidecar.create("pvc-1", 64 * MIB).unwrap().volume_id;
-            let words = "the volume is plugged, and its guest does not say that it sees it";
+            let words = "the volume is plugged, but its guest does not confirm that it sees it";
             refused(sidecar.publish(&id, &node), Code::Unavailable, words);
             id
         })
@@ -91,7 +91,7 @@ fn another_replica_takes_over_when_the_one_that_leads_is_killed() {
         standby.until("it lists the volume", || standby.words(&["volumes", "ls"]).contains("pvc-1"));
         let refused = standby.ctl(&["volumes", "rm", &id]);
         let words = String::from_utf8(refused.stderr).unwrap();
-        assert!(words.contains("this replica of the controller does not lead"), "{words}");
+        assert!(words.contains("this replica of the controller is not the leader"), "{words}");
 
         whole.controllers[first].kill();
         let (sidecar, node, volume) = (web.sidecar().await, web.uid.clone(), id.clone());
@@ -164,7 +164,7 @@ fn a_node_can_do_nothing_for_vms_of_other_nodes() {
         refused(ask(&mut owner, bad).await, Code::InvalidArgument, "vm has no namespace, or no name");
         let method = "/guestlet.v1.Admin/RemoveVolume".to_owned();
         let bad = AskRequest { method, ..request(uid) };
-        refused(ask(&mut owner, bad).await, Code::PermissionDenied, "is not answered for guests of nodes");
+        refused(ask(&mut owner, bad).await, Code::PermissionDenied, "is not supported for guests on nodes");
         drop(web);
     });
 }
@@ -237,10 +237,10 @@ fn a_guest_whose_node_cannot_be_asked_keeps_its_disk() {
         let node = whole.nodes.get_mut(host.as_str()).unwrap();
         node.kill();
         let leader = &whole.controllers[0];
-        leader.until("the node attends no more", || leader.log().contains("a node attends no more"));
+        leader.until("the node attends no more", || leader.log().contains("a node has disconnected"));
         let detached = leader.ctl(&["volumes", "detach", &id]);
         let words = String::from_utf8(detached.stderr).unwrap();
-        assert!(words.contains("the node of this guest cannot be asked now"), "{words}");
+        assert!(words.contains("the node of this guest cannot be reached now"), "{words}");
         let status = whole.cluster.instance("web").await.unwrap()["status"]["volumeStatus"].clone();
         assert!(status.as_array().unwrap().iter().any(|one| one["phase"] == "Ready"), "{status}");
         assert_eq!(web.guest.disks().asked.iter().filter(|one| one.starts_with("release")).count(), 0);

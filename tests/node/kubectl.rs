@@ -184,7 +184,7 @@ fn a_plugin_of_kubectl_asks_the_cluster_that_the_kubeconfigs_name() {
         let help = String::from_utf8(help.stdout).unwrap();
         assert!(help.contains("Usage: kubectl guestlet [OPTIONS] <COMMAND>"), "{help}");
         let nowhere = program(&plugin).arg("ls").output().await.unwrap();
-        assert_fails(&nowhere, 1, "name a kubeconfig with --kubeconfig or in KUBECONFIG");
+        assert_fails(&nowhere, 1, "name a kubeconfig with --kubeconfig or KUBECONFIG");
 
         // One file has the context, and the other one the cluster and the user that it names. One is missing.
         let whole: Value = serde_json::from_slice(&std::fs::read(&desk.admin).unwrap()).unwrap();
@@ -215,7 +215,7 @@ fn a_plugin_of_kubectl_asks_the_cluster_that_the_kubeconfigs_name() {
 
         // On a node, nothing of this means anything.
         let here = program(env!("CARGO_BIN_EXE_guestctl")).args(["ls", "-n", "shop"]).output().await.unwrap();
-        assert_fails(&here, 2, "name one with --kubeconfig or --context");
+        assert_fails(&here, 2, "select one with --kubeconfig or --context");
     });
 }
 
@@ -231,7 +231,7 @@ fn what_keeps_a_guest_from_being_asked_is_said_with_what_to_do() {
             "no Guest \"default/wbe\"; did you mean default/web?",
         );
         assert_fails(&ctl(admin, &["ping", "shop/mail"]).await, 4, "did you mean default/mail?");
-        assert_fails(&ctl(admin, &["trust", "rotate", "--host"]).await, 1, "name that with --node");
+        assert_fails(&ctl(admin, &["trust", "rotate", "--host"]).await, 1, "name it with --node");
         assert_fails(
             &ctl(admin, &["info", "web", "--node", "n9"]).await,
             3,
@@ -242,7 +242,7 @@ fn what_keeps_a_guest_from_being_asked_is_said_with_what_to_do() {
         let viewer = user(plane, api, "viewer", &["guestlet-viewer"]).await;
         assert_eq!(names(&value(&viewer, &["ls"]).await).len(), 2);
         let refused = ctl(&viewer, &["info", "web"]).await;
-        assert_fails(&refused, 1, "it takes the verb list on pods in the namespace guestlet-system");
+        assert_fails(&refused, 1, "the verb list on pods in the namespace guestlet-system is needed");
         let rules = json!([{ "apiGroups": [""], "resources": ["pods"], "verbs": ["list"] }]);
         crate::bench::grant(api, "viewer", "sees-pods", &rules).await;
         let refused = until("pods may be seen", async || {
@@ -250,12 +250,12 @@ fn what_keeps_a_guest_from_being_asked_is_said_with_what_to_do() {
             String::from_utf8_lossy(&refused.stderr).contains("pods/exec").then_some(refused)
         })
         .await;
-        assert_fails(&refused, 1, "on pods/exec in the namespace guestlet-system: the Role guestlet-admin");
+        assert_fails(&refused, 1, "on pods/exec in the namespace guestlet-system is needed: the Role guestlet-admin");
         let lease = ctl(&viewer, &["volumes", "ls"]).await;
-        assert_fails(&lease, 1, "it takes the verb get on leases in the namespace guestlet-system");
+        assert_fails(&lease, 1, "the verb get on leases in the namespace guestlet-system is needed");
         let nobody = user(plane, api, "nobody", &[]).await;
         for (verb, arguments) in [("list", &["ls", "-n", "default"][..]), ("get", &["info", "web"])] {
-            let words = format!("it takes the verb {verb} on guests.guestlet.io in the namespace default");
+            let words = format!("the verb {verb} on guests.guestlet.io in the namespace default is needed");
             assert_fails(&ctl(&nobody, arguments).await, 1, &words);
         }
 
@@ -264,13 +264,13 @@ fn what_keeps_a_guest_from_being_asked_is_said_with_what_to_do() {
         until("there is a Guest", async || api.get(&format!("{GUESTS}/deaf")).await).await;
         let deaf = until("it says why", async || {
             let deaf = ctl(admin, &["ping", "deaf"]).await;
-            String::from_utf8_lossy(&deaf.stderr).contains("its Guest says Connecting").then_some(deaf)
+            String::from_utf8_lossy(&deaf.stderr).contains("its Guest shows Connecting").then_some(deaf)
         })
         .await;
         assert_fails(
             &deaf,
             1,
-            "there is no session with this guest now; its Guest says Connecting: there is no socket",
+            "there is no session with this guest now; its Guest shows Connecting: there is no socket",
         );
 
         // How the pod is.
@@ -347,7 +347,7 @@ fn volumes_are_asked_of_the_controller_that_leads() {
             (!String::from_utf8_lossy(&refused.stderr).contains("on leases")).then_some(refused)
         })
         .await;
-        assert_fails(&refused, 1, "it takes the verb get on pods in the namespace guestlet-system");
+        assert_fails(&refused, 1, "the verb get on pods in the namespace guestlet-system is needed");
         let done = words(&admin, &["volumes", "detach", &id]).await;
         assert!(done.contains(&id), "{done}");
         assert_eq!(web.guest.disks().seen.len(), 0, "as on the controller");

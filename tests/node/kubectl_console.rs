@@ -56,7 +56,7 @@ fn the_console_of_kubevirt_is_the_guests() {
         assert_fails(
             &refused,
             1,
-            "it takes the verb get on virtualmachineinstances/console.subresources.kubevirt.io in the namespace default: KubeVirt's",
+            "the verb get on virtualmachineinstances/console.subresources.kubevirt.io in the namespace default is needed: KubeVirt's",
         );
         let rules = json!([
             { "apiGroups": ["subresources.kubevirt.io"], "resources": ["virtualmachineinstances/console"], "verbs": ["get"] },

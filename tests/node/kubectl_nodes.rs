@@ -81,7 +81,7 @@ fn what_all_nodes_say_is_shown_as_one() {
         .await;
         let partial = ctl(admin, &["topology", "-o", "json"]).await;
         assert_fails(&partial, 1, "warning: node host-2: the pod guestlet-node-host-2");
-        assert_fails(&partial, 1, "1 of the nodes could not be asked");
+        assert_fails(&partial, 1, "1 of the nodes could not be reached");
         let partial: serde_json::Value = serde_json::from_slice(&partial.stdout).unwrap();
         assert_eq!(names(&partial["virtual_machines"]), ["default/web"]);
         let found = ctl(admin, &["doctor"]).await;

@@ -82,7 +82,7 @@ fn sessions_stay_while_the_api_server_is_away() {
         lab.until_session("default/web", "connected");
         bench.turn.kill_api_server();
         let warned = || {
-            String::from_utf8(lab.ctl(&["ls"]).stderr).unwrap().contains("what is known of them may be old")
+            String::from_utf8(lab.ctl(&["ls"]).stderr).unwrap().contains("what is known of them may be stale")
         };
         lab.until("people are told", warned);
         let doctor = String::from_utf8(lab.ctl(&["doctor"]).stdout).unwrap();

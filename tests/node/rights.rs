@@ -70,7 +70,7 @@ fn the_lease_of_the_controller_is_read_by_a_right_in_its_namespace_alone() {
         lab.until("the node may not read the Lease", || {
             let doctor = String::from_utf8(lab.ctl(&["doctor"]).stdout).unwrap();
             lab.log().contains("cannot get resource \"leases\"")
-                && doctor.contains("the controller of guestlet")
+                && doctor.contains("guestlet's controller cannot be reached")
         });
     });
 }

@@ -146,7 +146,7 @@ fn the_doctor_names_the_object_and_the_command_and_warns_first() {
         assert!(warning.remedy().contains("1.6.4"), "{warning:?}");
         let told = found.iter().find(|one| one.says().contains(off)).unwrap();
         assert_eq!((told.0["level"].as_str(), warning.0["level"].as_str()), (Some("wrong"), Some("note")));
-        assert!(told.remedy().starts_with("first see what is said below"), "{told:?}");
+        assert!(told.remedy().starts_with("first see below"), "{told:?}");
         let patch = told.patch("kubectl --namespace harvester-system patch kubevirt kubevirt ");
         let object = format!("{KUBEVIRTS}/kubevirt");
         bench.api.patch(&object, &patch).await.unwrap();
@@ -185,7 +185,8 @@ fn settings_that_cannot_be_read_are_not_guessed() {
         rules.as_array_mut().unwrap().retain(|rule| rule["resources"] != json!(["kubevirts"]));
         grant(&bench.api, "blind", "blind", &rules).await;
         let lab = without_sockets(&bench.turn.plane().kubeconfig("blind", "blind", "nobody"), NODE).start();
-        let unread = |one: &Finding| one.says().contains("whether KubeVirt gives VMs vsock cannot be read: ");
+        let unread =
+            |one: &Finding| one.says().contains("cannot find out whether KubeVirt gives VMs vsock: ");
         lab.until("it is said", || findings(&lab).iter().any(unread));
         assert!(findings(&lab).iter().all(|one| one.0["subject"] != "KubeVirt"));
     });

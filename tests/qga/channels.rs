@@ -149,7 +149,7 @@ fn a_socket_that_cannot_be_used_is_refused_and_one_of_the_api_is_never_qga() {
     assert_eq!(agent.0.wait().unwrap().code(), Some(1));
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert!(
-        log.contains("the socket passed for QGA cannot be used: it is no stream socket that listens"),
+        log.contains("the socket passed for QGA cannot be used: it is not a stream socket that listens"),
         "{log}"
     );
 
@@ -165,7 +165,7 @@ fn a_socket_that_cannot_be_used_is_refused_and_one_of_the_api_is_never_qga() {
     wait_for_listener(&socket);
     Client::connect(&socket).call("guest-ping");
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
-    assert!(log.contains("a socket that guestlet.socket passed is not used"), "{log}");
+    assert!(log.contains("a socket that guestlet.socket passed is ignored"), "{log}");
 }
 
 #[test]

@@ -110,8 +110,8 @@ fn what_is_no_key_or_no_user_changes_nothing() {
         ("me\n", "\"username\" must be a name"),
         ("../me", "\"username\" must be a name"),
         ("me/", "\"username\" must be a name"),
-        ("..", "there is no user \"..\""),
-        ("nobody-at-all", "there is no user"),
+        ("..", "unknown user \"..\""),
+        ("nobody-at-all", "unknown user \"nobody-at-all\""),
         ("homeless", "No such file"),
         ("daemon", "Not a directory"),
     ] {
@@ -304,7 +304,7 @@ fn a_password_that_is_none_never_reaches_chpasswd() {
             json!({"username": "me\0", "password": "Zg==", "crypted": false}),
             "\"username\" must be a string without",
         ),
-        (json!({"username": "you", "password": "Zg==", "crypted": false}), "there is no user \"you\""),
+        (json!({"username": "you", "password": "Zg==", "crypted": false}), "unknown user \"you\""),
     ] {
         let error = guest.error(SET, &arguments);
         assert!(error.contains(said), "{error}");

@@ -347,7 +347,7 @@ fn programs_that_run_are_bounded_and_told_apart() {
     let wait_for_input = json!({"path": "/bin/sleep", "arg": ["1000"]});
     let pids: Vec<_> = (0..256).map(|_| start(&mut client, &wait_for_input)).collect();
     let answer = ask(&mut client, "guest-exec", &wait_for_input);
-    assert!(answer["error"]["desc"].as_str().unwrap().contains("256 programs run"), "{answer}");
+    assert!(answer["error"]["desc"].as_str().unwrap().contains("256 programs are running"), "{answer}");
     for pid in &pids {
         nix::sys::signal::kill(
             nix::unistd::Pid::from_raw(i32::try_from(*pid).unwrap()),

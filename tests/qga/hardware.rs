@@ -142,7 +142,7 @@ fn memory_blocks_are_listed_and_switched_each_for_itself() {
     let negative = json!({"mem-blks": [{"phys-index": -1, "online": true}]});
     assert!(guest.error("guest-set-memory-blocks", &negative).contains("must not be negative"));
     guest.write(&format!("{MEMORY}/block_size_bytes"), "huge");
-    assert!(guest.error("guest-get-memory-block-info", &Value::Null).contains("\"huge\" is no size"));
+    assert!(guest.error("guest-get-memory-block-info", &Value::Null).contains("\"huge\" is not a size"));
 }
 
 #[test]

@@ -62,9 +62,9 @@ fn wrong_options_and_settings_are_refused_in_words() {
         (&["stray"], "stray"),
         (
             &["-m", "pigeon"],
-            "command line: the method \"pigeon\" is not known; use virtio-serial, isa-serial, unix-listen",
+            "command line: unknown method \"pigeon\"; use virtio-serial, isa-serial, unix-listen",
         ),
-        (&["--settings", plain, "-a", "guest-exce"], "allow-rpcs names no command that is known"),
+        (&["--settings", plain, "-a", "guest-exce"], "allow-rpcs lists no known command"),
         (&["--settings", innocent], "agent.d/10.toml:2: control.port is 5000"),
         (&["-m", "unix-listen"], "needs the path of a socket"),
         (&["-b", "guest-ping;guest-info"], "separate names by commas"),
@@ -98,7 +98,7 @@ fn a_file_that_is_no_socket_is_left_alone() {
         settings.to_str().unwrap(),
     ]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("exists and is no socket"));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("exists and is not a socket"));
     assert_eq!(std::fs::read_to_string(precious).unwrap(), "data");
 }
 

@@ -140,7 +140,7 @@ async fn credentials_come_rotate_expire_and_belong_to_others() {
     lab.cluster.join(NODE, json!({}));
     lab.cluster.admit_as("system:kube-proxy", Duration::from_secs(3600));
     let node = lab.until_state("failed").await;
-    assert!(node.reason.contains("\"system:kube-proxy\", which is no kubelet"), "{}", node.reason);
+    assert!(node.reason.contains("\"system:kube-proxy\", which is not a kubelet"), "{}", node.reason);
     std::fs::write(lab.cluster.kubeconfig(), "{").unwrap();
     let node = lab.until_state("failed").await;
     assert!(node.reason.contains("kubelet.kubeconfig: "), "{}", node.reason);

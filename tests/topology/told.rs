@@ -37,7 +37,7 @@ async fn the_last_good_topology_is_kept_for_people_and_programs() {
 
     // What Kubernetes would refuse, and who does not hold the guest.
     for (bad, why) in [
-        (zone("zoné"), "the zone is no label"),
+        (zone("zoné"), "the zone is not a label"),
         (zone(&"z".repeat(64)), "64 bytes"),
         (Topology { labels: [("k8s.io/a".into(), "b".into())].into(), ..zone("b") }, "NodeRestriction"),
     ] {
@@ -74,7 +74,7 @@ async fn who_starts_before_it_is_known_can_wait() {
     let late = ask(&agent, &["--wait", "1s"]);
     let words = String::from_utf8(late.stderr).unwrap();
     assert_eq!(late.status.code(), Some(1));
-    assert!(words.contains("no host half has said in time where this guest runs"), "{words}");
+    assert!(words.contains("no host half has told this guest in time where it runs"), "{words}");
 
     let waiting =
         ask_command(&agent, &["--wait", "60s", "-o", "json"]).stdout(Stdio::piped()).spawn().unwrap();

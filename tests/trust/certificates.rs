@@ -41,13 +41,13 @@ fn a_guest_goes_to_another_host_of_the_same_ca_and_to_none_of_another() {
         (Oddly { not_before: Some(2080), ..Oddly::default() }, "it is not valid now"),
         (
             Oddly { name: Some("https://lab/host/one"), ..Oddly::default() },
-            "the guest's log says what is wrong",
+            "see the guest's log for what is wrong",
         ),
         (
             Oddly { name: Some("guestlet://lab/guest/one"), ..Oddly::default() },
-            "the guest's log says what is wrong",
+            "see the guest's log for what is wrong",
         ),
-        (Oddly { for_servers: true, ..Oddly::default() }, "the guest's log says what is wrong"),
+        (Oddly { for_servers: true, ..Oddly::default() }, "see the guest's log for what is wrong"),
     ];
     let is_synchronized = web_clock_counts();
     for (oddly, expected) in wrong {
@@ -85,7 +85,7 @@ fn a_certificate_is_renewed_without_a_restart() {
     std::fs::write(lab.path("tls.pem"), "nothing").unwrap();
     lab.until("it is told", || {
         drop(keys(&lab));
-        lab.log().contains("the key of before stays in use")
+        lab.log().contains("the previous key stays in use")
     });
     assert_eq!(keys(&lab)["host_key"], shown);
     // At a start there is none before.

@@ -43,9 +43,9 @@ fn what_cannot_be_read_leaves_what_was_before_and_is_told() {
     let cases: [(&dyn Fn(), &str); 4] = [
         (
             &|| std::os::unix::fs::symlink("/nowhere/host.pub", &beside).unwrap(),
-            "host.pub is a link to nothing",
+            "host.pub is a dangling symbolic link",
         ),
-        (&|| nix::unistd::mkfifo(&beside, nix::sys::stat::Mode::S_IRUSR).unwrap(), "it is no file"),
+        (&|| nix::unistd::mkfifo(&beside, nix::sys::stat::Mode::S_IRUSR).unwrap(), "it is not a file"),
         (&|| read(b"\xff\xfe"), "it is not UTF-8"),
         (&|| read(&vec![b'#'; 65 * 1024]), "it is too large"),
     ];
@@ -75,7 +75,7 @@ fn a_guest_whose_only_key_is_wrong_from_the_beginning_lets_nobody_in() {
     // One that others may write to is no better.
     web.know(&lab);
     std::fs::set_permissions(web.file("hosts.d/host.pub"), std::fs::Permissions::from_mode(0o666)).unwrap();
-    web.until_it_says("others than root can write to it");
+    web.until_it_says("users other than root can write to it");
 }
 
 /// As while the disk is not mounted on which the keys are: that says nothing of whether there are any.
@@ -89,7 +89,7 @@ fn a_directory_of_keys_that_is_a_link_to_nothing_is_not_taken_for_no_keys() {
     assert!(listed["keyed"].as_bool().unwrap(), "{listed}");
     web.start();
     assert_eq!(say(&web.socket(), PLAIN), b"");
-    web.until_it_says(&format!("{0}: {0} is a link to nothing", hosts.display()));
+    web.until_it_says(&format!("{0}: {0} is a dangling symbolic link", hosts.display()));
     std::fs::create_dir(&disk).unwrap();
     web.know(&lab);
     // It is dialled again at once.
@@ -114,7 +114,7 @@ fn more_files_of_keys_than_are_read_are_told() {
     }
     let problems = web.keys()["problems"].to_string();
     assert!(
-        problems.contains("*.pub: 257 files are there, and only the first 256 of them count"),
+        problems.contains("*.pub: there are 257 files, and only the first 256 of them are used"),
         "{problems}"
     );
 }
@@ -128,7 +128,7 @@ fn a_guest_that_cannot_use_its_own_key_lets_nobody_in_and_says_why() {
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o644)).unwrap();
     web.start();
     assert_eq!(say(&web.socket(), PLAIN), b"");
-    web.until_it_says("can be read by others than its owner");
+    web.until_it_says("is readable by users other than its owner");
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o600)).unwrap();
     until_speaks(&lab, "web", "keyed");
 }

@@ -53,7 +53,7 @@ fn once_keyed_no_byte_is_said_in_plain_even_without_the_keys_until_root_resets_i
     agent.know(&lab);
     agent.start();
     assert_eq!(say(&agent.socket(), PLAIN), b"");
-    agent.until_it_says("it speaks without a key, and this guest was given keys");
+    agent.until_it_says("it speaks without a key, but this guest was given keys");
     until_speaks(&lab, "web", "keyed");
     // A boot without the credential.
     std::fs::remove_dir_all(agent.file("hosts.d")).unwrap();
@@ -197,8 +197,8 @@ fn with_a_token_the_first_contact_is_proved() {
     lab.kill();
     lab.again();
     let refused = until_refused(&lab, "web");
-    assert!(refused.contains("does not fit the token"), "{refused}");
-    assert!(lab.words(&["trust", "ls"]).contains("a token waits"));
+    assert!(refused.contains("does not match the token"), "{refused}");
+    assert!(lab.words(&["trust", "ls"]).contains("a token awaits"));
     agent.token(token);
     agent.restart();
     lab.kill();
@@ -219,7 +219,7 @@ fn a_guest_for_which_a_token_waits_is_not_spoken_to_without_keys() {
     let mut agent = Agent::new(&lab, "web");
     agent.start();
     let refused = until_refused(&lab, "web");
-    assert!(refused.contains("is not spoken to before it proves the token"), "{refused}");
+    assert!(refused.contains("is refused until it proves the token"), "{refused}");
     assert!(refused.contains("guestctl trust forget web"), "{refused}");
     assert!(!agent.log().contains("held by host half"), "{}", agent.log());
     // Nor by the next run.
@@ -227,7 +227,7 @@ fn a_guest_for_which_a_token_waits_is_not_spoken_to_without_keys() {
     lab.kill();
     lab.again();
     until_refused(&lab, "web");
-    assert!(lab.words(&["trust", "ls"]).contains("a token waits"));
+    assert!(lab.words(&["trust", "ls"]).contains("a token awaits"));
     agent.token(told["token"].as_str().unwrap());
     agent.know(&lab);
     agent.restart();

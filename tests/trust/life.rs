@@ -30,7 +30,7 @@ fn a_copy_of_a_guest_makes_itself_a_new_key_before_it_lets_anybody_in() {
     until_speaks(&lab, "copy", "keyed");
     assert_ne!(copy.own(), web.own());
     assert_eq!(key(&lab, "copy")["key"], copy.own());
-    copy.until_it_says("not the one that its key was made on");
+    copy.until_it_says("not the one that its key was created on");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_guest_that_was_installed_anew_is_held_back_until_its_key_is_accepted() {
     // Only the key that is meant.
     let wrong = lab.ctl(&["trust", "accept", "web", &before]);
     assert!(
-        !wrong.status.success() && String::from_utf8_lossy(&wrong.stderr).contains("has shown the key"),
+        !wrong.status.success() && String::from_utf8_lossy(&wrong.stderr).contains("last presented the key"),
         "{wrong:?}"
     );
     lab.words(&["trust", "accept", "web", &now]);
@@ -185,7 +185,7 @@ fn a_keys_file_that_goes_takes_its_sessions_with_it() {
     let lab = lab(&["web"]).start();
     let web = Agent::keyed(&lab, "web");
     std::fs::remove_file(web.file("hosts.d/host.pub")).unwrap();
-    web.until_it_says("is cut off: its key");
+    web.until_it_says("is disconnected: its key");
     let reason = until_refused(&lab, "web");
     assert!(reason.contains("does not know this host half's key"), "{reason}");
 }

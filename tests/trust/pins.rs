@@ -15,7 +15,10 @@ fn what_is_pinned_of_a_vm_that_is_gone_stays_is_shown_and_goes_on_demand() {
     let mut lab = lab(&["web", "db"]).start();
     let (web, db) = (Agent::keyed(&lab, "web"), Agent::keyed(&lab, "db"));
     assert_eq!((note(&lab, "web"), note(&lab, "db")), (Some(false), Some(false)));
-    assert!(lab.words(&["trust", "forget", "--unlisted"]).contains("the settings list every VM"));
+    assert!(
+        lab.words(&["trust", "forget", "--unlisted"])
+            .contains("every VM whose key is known is in the settings")
+    );
     let listed = format!("[[vm]]\nname = 'db'\nuuid = '{}'\n", uuid(2));
     let rest = std::fs::read_to_string(lab.settings()).unwrap().split(&listed).nth(1).unwrap().to_owned();
     let entry = listed + &rest;
@@ -25,7 +28,7 @@ fn what_is_pinned_of_a_vm_that_is_gone_stays_is_shown_and_goes_on_demand() {
     lab.edit(&entry, "");
     lab.until("db is gone", || !lab.ctl(&["info", "db"]).status.success());
     assert_eq!(note(&lab, "db"), Some(true));
-    assert!(lab.words(&["trust", "ls"]).contains(&format!("no VM {} is known here", uuid(2))));
+    assert!(lab.words(&["trust", "ls"]).contains(&format!("unknown VM {}", uuid(2))));
     lab.edit("[[vm]]", &format!("{entry}[[vm]]"));
     lab.until("db is back", || lab.ctl(&["info", "db"]).status.success());
     until_speaks(&lab, "db", "keyed");
@@ -50,7 +53,7 @@ fn a_guest_that_does_not_take_the_next_key_is_told_of_once() {
     web.start();
     until_speaks(&lab, "web", "keyed");
     drop(lab.words(&["trust", "rotate", "--host"]));
-    let complaint = "the guest is not told of this host half's keys";
+    let complaint = "the guest cannot be told this host half's keys";
     until("it is refused", || lab.log().contains(complaint));
     for sessions in 2..5 {
         web.restart();

@@ -41,9 +41,9 @@ fn passwd(lab: &Lab) -> Output {
 
 /// What would change something, the role that it needs, and what it says when that is given.
 fn changes(keys: &str) -> Vec<(Vec<&str>, &'static str, &'static str)> {
-    let nobody = "there is no user \"guestlet-test-nobody-7\"";
+    let nobody = "unknown user \"guestlet-test-nobody-7\"";
     vec![
-        (vec!["time", "web", "--set", "2099-01-01T00:00:00Z"], "power", "not within the years 1970 to 2069"),
+        (vec!["time", "web", "--set", "2099-01-01T00:00:00Z"], "power", "outside the years 1970 to 2069"),
         (vec!["cpus", "web", "--offline", "9999999"], "power", "there is no processor 9999999"),
         (vec!["memory", "web", "--offline", "99999999999"], "power", "1 of 1 blocks were not switched"),
         (vec!["keys", "ls", "web", NOBODY], "accounts", nobody),
@@ -80,7 +80,7 @@ fn each_needs_its_role_and_leaves_a_record_without_the_password() {
     for (words, _, said) in changes(keys) {
         assert_fails(&lab.ctl(&words), 1, said);
     }
-    assert_fails(&passwd(&lab), 1, "there is no user \"guestlet-test-nobody-7\"");
+    assert_fails(&passwd(&lab), 1, "unknown user \"guestlet-test-nobody-7\"");
     let records = std::fs::read_to_string(web.file("audit.jsonl")).unwrap();
     let record = |verb: &str, decision: &str| {
         let all = records.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -124,7 +124,7 @@ fn what_the_settings_of_qga_forbid_is_forbidden_of_the_verbs() {
     }
     let output = passwd(&lab);
     assert_fails(&output, 1, "password");
-    assert!(!String::from_utf8_lossy(&output.stderr).contains("no user"), "{output:?}");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("unknown user"), "{output:?}");
     assert!(lab.words(&["users", "web"]).starts_with("USER"));
     assert!(lab.words(&["network", "web"]).starts_with("NAME"));
 }

@@ -51,7 +51,7 @@ fn on_vsock_programs_in_the_guest_itself_are_refused() {
     vm.write("/tmp/insider.py", script.as_bytes()).unwrap();
     assert_eq!(vm.run("python3 /tmp/insider.py").unwrap(), "answer b''\n");
     let log = vm.run("journalctl --unit other --output cat").unwrap();
-    assert!(log.contains("is refused: only context 2 is let in"), "{log}");
+    assert!(log.contains("is refused: only connections from the context 2 are accepted"), "{log}");
 }
 
 #[test]

@@ -233,7 +233,7 @@ fn the_unit_forwards_once_its_drop_in_lets_it() {
     has_cloud_provider(&vm);
     assert_eq!(ensure(&vm, vec![uuid]).addresses[0].address, "198.51.100.10");
 
-    let pools = "guestctl pools | grep 'the drop-in forwarding.conf'";
+    let pools = "guestctl pools | grep 'example drop-in forwarding.conf'";
     wait_for("advice", SOON, || vm.run(pools).ok()).unwrap();
     // As the example says in its first lines; these guests install no documentation.
     let example = include_str!("../../packaging/forwarding.conf").replace("192.168.122.0/24", "10.77.0.0/24");

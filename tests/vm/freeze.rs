@@ -144,7 +144,10 @@ fn an_agent_that_is_killed_or_restarted_leaves_nothing_frozen() {
         println!("{name}: written {:?} after the kill", begun.elapsed());
         if !others.is_empty() {
             wait_for("word of the service manager's thaw", SOON, || {
-                vm.run("journalctl --unit guestlet | grep 'the agent is gone; thawed 1 file systems: /'").ok()
+                vm.run(
+                    "journalctl --unit guestlet | grep 'the agent is not running; thawed 1 file systems: /'",
+                )
+                .ok()
             })
             .unwrap();
         }

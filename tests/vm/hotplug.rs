@@ -285,7 +285,7 @@ fn addresses_that_are_taken_again_at_once() {
             "disk-removed" => assert_eq!(told.remove(&serial), Some(name), "{event}"),
             // One whose place another one took while it was read.
             "disk-failed" => {
-                assert!(event["problem"].as_str().unwrap().contains("taken the place"), "{event}");
+                assert!(event["problem"].as_str().unwrap().contains("has replaced a disk"), "{event}");
             }
             other => panic!("{other}: {event}"),
         }

@@ -111,7 +111,7 @@ fn a_guest_that_stands_still_lets_go_late() {
         .ctl(&["disk", "detach", "still", "--force", "--serial", "one", "--wait", "2"])
         .unwrap_err()
         .to_string();
-    assert!(kept.contains("the guest has not let go of the disk \"one\" for 2 s"), "{kept}");
+    assert!(kept.contains("the guest has not released the disk \"one\" within 2 s"), "{kept}");
     vm.qmp().execute("cont", serde_json::json!({})).unwrap();
     vm.qmp().wait_event("DEVICE_DELETED", SOON).unwrap();
     // The port is free again, and so is the file.

@@ -111,7 +111,7 @@ fn a_journal_is_shown_as_it_is() {
 
     assert_eq!(ctl(&["-u", "no-such.service"]).unwrap(), "");
     let refused = ctl(&["-u", "a b"]).unwrap_err().to_string();
-    assert!(refused.contains("no name of a unit"), "{refused}");
+    assert!(refused.contains("not the name of a unit"), "{refused}");
     grant_plain(&vm, &["status"]);
     let refused = wait_for("refusal", SOON, || {
         let said = ctl(&["--lines", "1"]).unwrap_err().to_string();

@@ -108,7 +108,7 @@ fn a_guest_that_moves_is_served_by_the_hosts_of_its_ca_and_by_no_other() {
     let guest = moved(guest, &one, &disk);
     let reason = refused(&one);
     assert!(
-        reason.contains(&format!("the guest's key has changed: it is {rotated}, and {key} is pinned")),
+        reason.contains(&format!("the guest's key has changed: it is {rotated}, but {key} is pinned")),
         "{reason}"
     );
     one.host.ctl(&["trust", "accept", WEB, &rotated]).unwrap();
@@ -159,7 +159,7 @@ fn memory_that_is_restored_with_another_vmgenid_has_another_key_before_anybody_i
         guest.vm.restore(&memory).unwrap();
         guest
     };
-    let other = "this machine is not the one that its key was made on";
+    let other = "this machine is not the one that its key was created on";
     let log = |guest: &Guest| std::fs::read_to_string(guest.vm.file("agent.log")).unwrap();
 
     // Of the same generation, as when it moves: the guest is the one that it was.
@@ -175,7 +175,7 @@ fn memory_that_is_restored_with_another_vmgenid_has_another_key_before_anybody_i
     let new = guest.own();
     assert_ne!(new, key);
     assert!(
-        reason.contains(&format!("the guest's key has changed: it is {new}, and {key} is pinned")),
+        reason.contains(&format!("the guest's key has changed: it is {new}, but {key} is pinned")),
         "{reason}"
     );
     assert!(reason.contains("guestctl trust accept web"), "{reason}");

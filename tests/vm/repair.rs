@@ -63,7 +63,7 @@ fn a_repair_outlives_the_agent_and_is_the_only_one() {
         // kubelet asks again.
         for _ in 0..2 {
             let refused = node.stage(&id, context.clone()).unwrap_err();
-            assert!(refused.message().contains("is at work on it"), "{refused:?}");
+            assert!(refused.message().contains("is still working on it"), "{refused:?}");
             assert_eq!(checker(&vm).as_deref(), Some(process.as_str()));
         }
     });

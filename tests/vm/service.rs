@@ -220,7 +220,7 @@ fn a_kernel_without_vsock_is_no_fault_and_what_is_loaded_later_is_used() {
     vm.run("modprobe vmw_vsock_virtio_transport").unwrap();
     let host = HostHalf::start(&[Listed::of(&vm)]).unwrap();
     host.wait_connected("modules", SOON).unwrap();
-    assert!(says(&doctor(&vm), "vsock").starts_with("the device is there; vsock port 970"));
+    assert!(says(&doctor(&vm), "vsock").starts_with("the device is present; vsock port 970"));
     assert_eq!(agent_id(&vm), id, "one process all along");
 }
 

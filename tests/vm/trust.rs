@@ -262,7 +262,7 @@ fn once_keyed_a_vm_speaks_no_plain_until_root_in_it_resets_its_keys() {
 
     // Somebody without a key, and a host half with another one, on the same socket.
     assert_eq!(guest.answer(PLAIN).escape_ascii().to_string(), "");
-    guest.until_logs("it speaks without a key, and this guest was given keys");
+    guest.until_logs("it speaks without a key, but this guest was given keys");
     let stranger = HostHalf::start(&[Listed::at("web", lab.uuid("web"), guest.vm.vsock_socket())]).unwrap();
     let reason = until_refused(&stranger, "web");
     assert!(reason.contains("does not know this host half's key SHA256:"), "{reason}");
@@ -300,7 +300,7 @@ fn a_copy_of_a_disk_makes_itself_a_key_and_a_key_opens_the_vm_that_it_is_pinned_
     let copied = lab.copy(&web, &disk, "copy.raw");
     let copy = lab.start("copy", &copied, Firmware::Key, &[]);
     lab.until_speaks("copy", "keyed");
-    copy.until_logs("this machine is not the one that its key was made on");
+    copy.until_logs("this machine is not the one that its key was created on");
     copy.said_tls_alone();
     assert_ne!(copy.own(), web.own());
     let pinned = |name: &str| lab.key(name)["key"].as_str().unwrap().to_owned();
@@ -355,7 +355,7 @@ fn a_disk_of_before_a_rotation_is_known_and_one_of_before_two_is_held_back_until
     let guest = lab.start("web", &twice, Firmware::Key, &[]);
     let reason = lab.until_refused("web");
     assert!(
-        reason.contains(&format!("the guest's key has changed: it is {first}, and {third} is pinned")),
+        reason.contains(&format!("the guest's key has changed: it is {first}, but {third} is pinned")),
         "{reason}"
     );
     assert!(reason.contains("guestctl trust accept web"), "{reason}");

@@ -86,7 +86,7 @@ fn head(bytes: &[u8]) -> Option<(u16, usize)> {
 }
 
 fn no_answer() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "this is no answer of etcd's gateway of JSON")
+    io::Error::new(io::ErrorKind::InvalidData, "this is not an answer of etcd's JSON gateway")
 }
 
 #[cfg(test)]

@@ -100,10 +100,7 @@ impl Application for Member {
             }
         };
         if !status.errors.is_empty() {
-            return Err(Problem::new(format_args!(
-                "etcd says that it has a problem: {}",
-                status.errors.join(", ")
-            )));
+            return Err(Problem::new(format_args!("etcd reports a problem: {}", status.errors.join(", "))));
         }
         if let Some(first) = acknowledges_early(&status.version) {
             return Err(Problem::new(format_args!(
@@ -136,7 +133,7 @@ impl Application for Member {
         let after = status(&mut stream)?;
         if !after.follows(&before) {
             return Err(Problem::new(format_args!(
-                "etcd is not where it was: {:?} before, {:?} now",
+                "the position of etcd has changed: it was {:?}, and is {:?}",
                 before.positions(),
                 after.positions()
             )));
@@ -149,8 +146,7 @@ impl Application for Member {
 
 /// Tries the addresses of a process; one of them is that of clients.
 fn of_process(process: u32, until: Instant) -> Result<(Stream, Status, Vec<PathBuf>), Problem> {
-    let mut last =
-        Problem::new(format_args!("the process {process} listens at no address of this machine alone"));
+    let mut last = Problem::new(format_args!("the process {process} listens on no loopback address"));
     for address in process::addresses(process)? {
         match Stream::open(address, None, until).and_then(|stream| known(address, stream, None, until)) {
             Ok(known) => return Ok(known),
@@ -192,14 +188,11 @@ fn configured(data: &Path) -> Result<Vec<PathBuf>, Problem> {
 
 fn status(stream: &mut Stream) -> Result<Status, Problem> {
     let body = ask(stream, "/v3/maintenance/status", &json!({}))?;
-    let status: Status = serde_json::from_value(body).map_err(|error| {
-        Problem::new(format_args!("what etcd says of itself is not as it should be: {error}"))
-    })?;
+    let status: Status = serde_json::from_value(body)
+        .map_err(|error| Problem::new(format_args!("etcd reports an unexpected status: {error}")))?;
     let numbers = [&status.header.revision, &status.raft_index, &status.raft_term, &status.header.member_id];
     if numbers.iter().any(|text| number(text).is_none()) {
-        return Err(Problem::new(format_args!(
-            "what etcd says of itself is not as it should be: {status:?}"
-        )));
+        return Err(Problem::new(format_args!("etcd reports an unexpected status: {status:?}")));
     }
     Ok(status)
 }

@@ -59,7 +59,7 @@ fn own(address: SocketAddr) -> Result<Vec<Listener>, Problem> {
         Some(other) => Err(Problem::new(format_args!(
             "a process of the user {other} listens at {address}, not one of {own}"
         ))),
-        None if there.is_empty() => Err(Problem::new(format_args!("nobody listens at {address}"))),
+        None if there.is_empty() => Err(Problem::new(format_args!("no process listens on {address}"))),
         None => Ok(there),
     }
 }

@@ -132,9 +132,9 @@ impl Stream {
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
         match recv(self.as_fd().as_raw_fd(), &mut byte, flags) {
             Err(Errno::EAGAIN | Errno::EINTR) => Ok(()),
-            _ => Err(Problem::new(
-                "etcd has ended the connection that was held: it may have been started again",
-            )),
+            _ => {
+                Err(Problem::new("etcd has closed the connection that was held: it may have been restarted"))
+            }
         }
     }
 }
@@ -203,5 +203,5 @@ fn read(path: &Path) -> Result<Vec<u8>, Problem> {
 }
 
 fn unusable(path: &Path, why: &dyn std::fmt::Display) -> Problem {
-    Problem::new(format_args!("cannot use {} as the user of etcd: {why}", path.display()))
+    Problem::new(format_args!("cannot use {} with the rights of etcd's user: {why}", path.display()))
 }

@@ -58,9 +58,9 @@ impl Target {
     /// # Errors
     /// If it is none of them, or the URL leads to another machine.
     pub fn parse(text: &str) -> Result<Self, Problem> {
-        let wrong = |why: &str| Problem::new(format_args!("{text:?} is no etcd of this machine: {why}"));
+        let wrong = |why: &str| Problem::new(format_args!("{text:?} is not an etcd on this machine: {why}"));
         if let Some(number) = text.strip_prefix("process:") {
-            return number.parse().map(Self::Process).map_err(|_| wrong("a process has a number"));
+            return number.parse().map(Self::Process).map_err(|_| wrong("a process is given by its number"));
         }
         let document = if text.starts_with('{') {
             serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?
@@ -77,13 +77,13 @@ impl Target {
             .ok_or_else(|| wrong("the host of its URL has to be localhost or a loopback address"))?;
         let files = match (is_tls, document.ca, document.certificate, document.key) {
             (false, None, None, None) => None,
-            (false, ..) => return Err(wrong("http has no certificates; write https")),
-            (true, None, ..) => return Err(wrong("https takes the file of a CA")),
+            (false, ..) => return Err(wrong("http takes no certificates; use https")),
+            (true, None, ..) => return Err(wrong("https needs the file of a CA")),
             (true, Some(ca), certificate, key) if certificate.is_some() == key.is_some() => {
                 Some(Files { ca, certificate, key })
             }
             (true, ..) => {
-                return Err(wrong("a client's certificate takes its key, and a key its certificate"));
+                return Err(wrong("a client certificate needs its key, and a key its certificate"));
             }
         };
         Ok(Self::Address { address, files, data: document.data })

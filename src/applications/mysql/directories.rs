@@ -85,7 +85,7 @@ fn is_locked(path: &Path, server: i32) -> Result<(), Problem> {
     fcntl(&file, FcntlArg::F_GETLK(&mut lock)).map_err(|error| cannot_look(path, &error.into()))?;
     if lock.l_type == F_UNLCK || lock.l_pid != server {
         return Err(Problem::new(format_args!(
-            "{} is not of the server that answers (process {server}): does it run in a container?",
+            "{} does not belong to the server that answers (process {server}): does it run in a container?",
             path.display()
         )));
     }
@@ -112,7 +112,7 @@ pub fn add_files(
 
 fn home(variables: &Variables) -> Result<&Path, Problem> {
     let home = variables.get("datadir").map(Path::new).filter(|path| path.is_absolute());
-    home.ok_or_else(|| Problem::new("the server does not say where its data are (datadir)"))
+    home.ok_or_else(|| Problem::new("the server does not report its data directory (datadir)"))
 }
 
 /// Databases and tables that are links to another place, and `.isl` files, which hold the path of a table that is somewhere else.
@@ -181,7 +181,7 @@ fn cannot_look(path: &Path, error: &std::io::Error) -> Problem {
 }
 
 fn too_many() -> Problem {
-    Problem::new("the data of the server are in too many places")
+    Problem::new("the data of the server are in too many directories")
 }
 
 #[cfg(test)]
@@ -239,7 +239,7 @@ mod tests {
         std::fs::write(top.join("data/ibdata1"), "").unwrap();
         std::fs::write(top.join("more/ibdata2"), "").unwrap();
         let unlocked = of(&variables, 1, soon()).unwrap_err();
-        assert!(unlocked.to_string().contains("is not of the server"), "{unlocked}");
+        assert!(unlocked.to_string().contains("does not belong to the server"), "{unlocked}");
         // A process does not see its own locks.
         let mut server = locking(&top.join("data/ibdata1"));
         let number = server.id().cast_signed();

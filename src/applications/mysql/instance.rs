@@ -24,11 +24,13 @@ const FILES: &str =
 pub fn hold(session: &mut Session, until: Instant) -> Result<Held, Problem> {
     let known = session.plain_version().to_owned();
     if version(&known) < FIRST {
-        return Err(Problem::new(format_args!("MySQL {known} cannot be held: it takes 8.0.11 or later")));
+        return Err(Problem::new(format_args!(
+            "MySQL {known} cannot be held: version 8.0.11 or later is needed"
+        )));
     }
     session.execute("LOCK INSTANCE FOR BACKUP", until)?;
     if session.row(SEES_ALL, until)? == [Some("0".to_owned())] {
-        return Err(session.needs("it does not see whether there are tables that do not recover"));
+        return Err(session.needs("the user may not see whether there are tables without crash recovery"));
     }
     if let Some(table) = session.query(OTHERS, until)?.into_iter().next() {
         let mut words = table.into_iter().map(Option::unwrap_or_default);
@@ -80,7 +82,7 @@ fn positions(session: &mut Session, until: Instant) -> Result<Positions, Problem
     let row = session
         .row("SELECT server_uuid, local, storage_engines FROM performance_schema.log_status", until)?;
     of(&row).ok_or_else(|| {
-        Problem::new(format_args!("performance_schema.log_status is not as it should be: {row:?}"))
+        Problem::new(format_args!("performance_schema.log_status has unexpected contents: {row:?}"))
     })
 }
 

@@ -201,7 +201,7 @@ impl Session {
             return self.needs(&format!("{what}: {message} (error {code})"));
         }
         let hint = if *code == LOCKED {
-            "; another session has held it up: a long query, a change of a table, or another backup"
+            "; another session blocks it: a long query, a change of a table, or another backup"
         } else {
             ""
         };
@@ -239,5 +239,5 @@ impl AsFd for Session {
 }
 
 fn strange() -> Problem {
-    Problem::new("what listens on the socket answers as no MySQL or MariaDB that is known")
+    Problem::new("what listens on the socket does not answer like any known MySQL or MariaDB")
 }

@@ -23,7 +23,7 @@ pub fn hold(session: &mut Session, until: Instant) -> Result<Held, Problem> {
     let known = session.plain_version().to_owned();
     if version(&known) < FIRST {
         return Err(Problem::new(format_args!(
-            "MariaDB {known} cannot be held by stages: it takes 10.5 or later"
+            "MariaDB {known} cannot be held by backup stages: version 10.5 or later is needed"
         )));
     }
     let variables = session.named(directories::VARIABLES, until)?;
@@ -85,7 +85,9 @@ fn flush(
 fn log_position(session: &mut Session, name: &str, until: Instant) -> Result<Option<u64>, Problem> {
     let status = session.named(&format!("SHOW GLOBAL STATUS LIKE '{name}'"), until)?;
     let Some(text) = status.get(name) else { return Ok(None) };
-    text.parse().map(Some).map_err(|_| Problem::new(format_args!("{name} is {text:?}, which is no number")))
+    text.parse()
+        .map(Some)
+        .map_err(|_| Problem::new(format_args!("{name} is {text:?}, which is not a number")))
 }
 
 fn positions(session: &mut Session, until: Instant) -> Result<Positions, Problem> {

@@ -73,9 +73,7 @@ impl Application for Postgres {
         session.rows::<1>(NO_TIMEOUTS, until)?;
         let [version, number, data] = session.row::<3>(SERVER, until)?;
         if number.parse().unwrap_or(0) < OLDEST {
-            return Err(Problem::new(format_args!(
-                "version {version} is not known; 12 is the first one that is"
-            )));
+            return Err(Problem::new(format_args!("version {version} is not supported; use 12 or later")));
         }
         let mut directories = vec![data_directory(Path::new(&data), session.server())?];
         let wal = Path::new(&data).join("pg_wal");
@@ -108,7 +106,7 @@ impl Application for Postgres {
         let positions = position(&mut session, until)?;
         session.end(until);
         if positions.get("system-identifier") != Some(&self.system) {
-            return Err(Problem::new("another server answers than the one that was held"));
+            return Err(Problem::new("the server that answers is not the one that was held"));
         }
         Ok(positions)
     }
@@ -139,7 +137,7 @@ fn checkpoint(mut session: Session, until: Instant) -> String {
 fn position(session: &mut Session, until: Instant) -> Result<Positions, Problem> {
     let [in_recovery, lsn, timeline, system] = session.row::<4>(POSITION, until)?;
     if lsn.is_empty() || system.is_empty() {
-        return Err(Problem::new("the server does not say where it is in its log"));
+        return Err(Problem::new("the server does not report its position in the log"));
     }
     Ok(Positions::from([
         ("in-recovery", in_recovery),
@@ -160,7 +158,7 @@ fn data_directory(path: &Path, server: i32) -> Result<PathBuf, Problem> {
     }
     if text.lines().next().and_then(|line| line.trim().parse().ok()) != Some(server) {
         return Err(Problem::new(format_args!(
-            "{} is not of the server that answers (process {server}): does it run in a container?",
+            "{} does not belong to the server that answers (process {server}): does it run in a container?",
             file.display()
         )));
     }
@@ -183,9 +181,9 @@ mod tests {
         std::fs::write(directory.path().join("postmaster.pid"), "7\n/data\n").unwrap();
         assert_eq!(words(7), directory.path().display().to_string());
         for other in [0, 77] {
-            assert!(words(other).contains("is not of the server"), "{}", words(other));
+            assert!(words(other).contains("does not belong to the server"), "{}", words(other));
         }
         std::fs::write(directory.path().join("postmaster.pid"), "-7\n").unwrap();
-        assert!(words(7).contains("is not of the server"));
+        assert!(words(7).contains("does not belong to the server"));
     }
 }

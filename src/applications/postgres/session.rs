@@ -115,7 +115,7 @@ impl Session {
                 let fitting = rows.into_iter().map(<[String; COLUMNS]>::try_from);
                 fitting
                     .collect::<Result<_, _>>()
-                    .map_err(|_| Problem::new("the server answers something else"))
+                    .map_err(|_| Problem::new("the server sent an unexpected answer"))
             }
         }
     }
@@ -131,7 +131,7 @@ impl Session {
     ) -> Result<[String; COLUMNS], Problem> {
         let rows = self.rows(text, until)?;
         let [row] = <[_; 1]>::try_from(rows)
-            .map_err(|_| Problem::new("the server answers with another number of rows"))?;
+            .map_err(|_| Problem::new("the server answered with an unexpected number of rows"))?;
         Ok(row)
     }
 
@@ -196,8 +196,8 @@ impl AsFd for Session {
 
 fn not_let_in(user: &str, words: &str) -> Problem {
     Problem::new(format_args!(
-        "{words}: the role {user} has to be let in without a password; put this line before the others of pg_hba.conf and \
-         reload: local all {user} peer"
+        "{words}: the role {user} must be able to log in without a password; put this line before the \
+         others in pg_hba.conf and reload: local all {user} peer"
     ))
 }
 

@@ -9,22 +9,22 @@ use guestlet::ctl::cp::{Job, Options, Place};
 #[derive(Debug, Args)]
 #[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub struct Cp {
-    /// What to copy, and at last to where: VM:PATH in a guest, PATH here, - for standard input or output
+    /// Sources, followed by the destination: VM:PATH in a guest, PATH here, - for standard input or output
     #[arg(required = true, num_args = 2.., value_name = "FILE", value_parser = OsStringValueParser::new().try_map(Place::parse))]
     files: Vec<Place>,
-    /// Copy directories, with all that is in them
+    /// Copy directories recursively
     #[arg(short, long)]
     recursive: bool,
-    /// Keep owner, group, mode, and time of change
+    /// Preserve owner, group, mode and modification time
     #[arg(short, long)]
     preserve: bool,
-    /// Copy extended attributes of users, and access control lists
+    /// Copy user extended attributes and access control lists
     #[arg(long)]
     xattrs: bool,
-    /// Replace nothing that is there
+    /// Do not replace existing files
     #[arg(long)]
     no_clobber: bool,
-    /// Do not show how far it has come
+    /// Do not show progress
     #[arg(long)]
     no_progress: bool,
     /// Show nothing but errors

@@ -10,7 +10,7 @@ use guestlet::text::parse_size;
 /// The verbs of `guestctl disk`.
 #[derive(Debug, Subcommand)]
 pub enum Disk {
-    /// List the disks that the hypervisor has
+    /// List the disks of a VM, as the hypervisor sees them
     Ls {
         /// The VM's name
         name: String,
@@ -23,64 +23,64 @@ pub enum Disk {
         /// An image file, or a block device of the host
         #[arg(long)]
         file: Option<PathBuf>,
-        /// The VM's volume of this serial number; made with this size if it is not there, such as 10G
+        /// The VM's volume with this serial number; created with this size, such as 10G, if it does not exist
         #[arg(long, value_parser = parse_size)]
         size: Option<u64>,
-        /// How the guest knows the disk: up to 64 characters on scsi, 20 on virtio
+        /// The serial number by which the guest identifies the disk: up to 64 characters on scsi, 20 on virtio
         #[arg(long)]
         serial: String,
-        /// What the guest sees it on
+        /// The bus on which the guest sees it
         #[arg(long, value_enum, default_value = "scsi")]
         bus: Bus,
-        /// How the file is read; if it is not said: as its name ends, raw for volumes
+        /// The format of the file; by default, from the end of its name, and raw for volumes
         #[arg(long, value_enum)]
         format: Option<Format>,
         /// The guest cannot write
         #[arg(long)]
         read_only: bool,
     },
-    /// Detach a disk; success if there is none. What is behind it stays
+    /// Detach a disk; success if there is none. The image or device behind it stays
     ///
-    /// The agent in the guest is asked to let go of the disk first. Where somebody in the guest uses it, or nobody can be
-    /// asked because there is no session with an agent, the disk stays attached and the command fails.
+    /// The agent in the guest is first asked to release the disk. If the guest is using it, or cannot be asked because there is
+    /// no session with an agent, the disk stays attached and the command fails.
     Detach {
         /// The VM's name
         name: String,
         /// The disk's serial number
         #[arg(long)]
         serial: String,
-        /// How many seconds the guest may take to let go of it
+        /// How many seconds the guest may take to release it
         #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u32).range(1..=600))]
         wait: u32,
-        /// Take the disk away although the guest uses it or cannot be asked, as if its cable were cut: what is mounted from
-        /// it fails, and what the guest has not written yet is lost
+        /// Detach the disk even if the guest uses it or cannot be asked, as if its cable were pulled: file systems on it fail,
+        /// and what the guest has not written yet is lost
         #[arg(long)]
         force: bool,
     },
-    /// List the volumes that attach made, also those that are not attached
+    /// List the volumes that attach created, including those that are not attached
     Volumes {
-        /// Of this VM only
+        /// Only for this VM
         name: Option<String>,
     },
-    /// Remove a volume that attach made, with all that is in it; success if there is none
+    /// Remove a volume that attach created, with its contents; success if there is none
     ///
-    /// It is removed only if nobody has it: not while it is attached, open in any program, or its VM may have it and cannot be
-    /// asked.
+    /// It is removed only if nothing uses it: not while it is attached or open in any program, and not while its VM may have it
+    /// and cannot be asked.
     Rm {
-        /// The name of the VM for which it was made
+        /// The name of the VM for which it was created
         name: String,
         /// The disk's serial number
         #[arg(long)]
         serial: String,
     },
-    /// Make a disk larger, while the guest uses it
+    /// Expand a disk while the guest uses it
     Resize {
         /// The VM's name
         name: String,
         /// The disk's serial number
         #[arg(long)]
         serial: String,
-        /// The size that it is to have, such as 20G
+        /// The new size, such as 20G
         #[arg(long, value_parser = parse_size)]
         size: u64,
     },

@@ -6,12 +6,12 @@ use clap::Args;
 use guestlet::ctl::Verb;
 use guestlet::ctl::forward;
 
-/// Reach ports and unix sockets of a guest, without any network between
+/// Reach ports and unix sockets of a guest, without any network in between
 ///
-/// Connections that are made here, or standard input and output with --stdio, are carried to a target in the guest. Each direction of
-/// a connection ends by itself. LISTEN and TARGET are each PORT, ADDRESS:PORT or the absolute path of a unix socket; addresses of IPv6 are in
-/// brackets. A port alone is one of the guest itself; without LISTEN the same port is listened at here. With port 0 any that
-/// is free is listened at. The guest's settings say who may reach what: docs/forward.md.
+/// Connections that are made here, or standard input and output with --stdio, are carried to a target in the guest. Each
+/// direction of a connection ends by itself. LISTEN and TARGET are each PORT, ADDRESS:PORT or the absolute path of a unix
+/// socket; IPv6 addresses are in brackets. A port alone is one of the guest itself; without LISTEN, guestctl listens on the
+/// same port here. With port 0, it listens on any free port. The guest's settings say who may reach what: docs/forward.md.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  guestctl forward db-1 5432\n  guestctl forward db-1 15432:5432 8080:10.0.0.5:80\n  \
@@ -19,15 +19,15 @@ use guestlet::ctl::forward;
                         ssh -o ProxyCommand='guestctl forward web-1 22 --stdio' root@web-1"
 )]
 pub struct Forward {
-    /// The VM's name, as ls shows it
+    /// The name of the VM, as shown by ls
     name: String,
-    /// What to reach, and where to listen for it
+    /// What to reach, and where to listen for connections to it
     #[arg(value_name = "[LISTEN:]TARGET", required = true)]
     specs: Vec<forward::Spec>,
-    /// Carry one connection by standard input and output, and listen at nothing: for ssh, scp, rsync and Ansible
+    /// Carry one connection over standard input and output, without listening: for ssh, scp, rsync and Ansible
     #[arg(long)]
     stdio: bool,
-    /// Where to listen, unless LISTEN says it: whoever reaches that address reaches the guest's target
+    /// The address to listen on, unless LISTEN has one: whoever can reach it can reach the guest's target
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", conflicts_with = "stdio")]
     address: IpAddr,
 }

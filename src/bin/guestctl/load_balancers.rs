@@ -7,15 +7,15 @@ use guestlet::ctl::load_balancers::Action;
 /// The verbs of `guestctl lb`.
 #[derive(Debug, Subcommand)]
 pub enum Lb {
-    /// List load balancers: whose they are, which addresses they have, and how many of their nodes take traffic
+    /// List load balancers with their Services, their addresses, and how many of their nodes receive traffic
     Ls {
-        /// Of this cluster only
+        /// Only for this cluster
         #[arg(long)]
         cluster: Option<String>,
     },
-    /// Give back what a Service has, where its cluster does not do that any more
+    /// Release the load balancer of a Service whose cluster no longer does that
     ///
-    /// A cluster that wants it asks for it anew, and may get another address.
+    /// A cluster that still wants it requests it again, and may get another address.
     Rm {
         /// The UID of the Service, as ls -o wide shows it
         uid: String,

@@ -20,7 +20,7 @@ use guestlet::text::parse_size;
 /// Where a guest is suspended to.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum To {
-    /// Memory: the VM's processors stand still
+    /// Memory: the VM's processors are stopped
     Memory,
     /// A disk: the VM is off
     Disk,
@@ -42,44 +42,44 @@ pub enum Level {
 pub enum Receipts {
     /// List the receipts of a guest, the newest last
     Ls {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Only so many of the newest ones
+        /// Only this many of the newest ones
         #[arg(long, value_name = "NUMBER", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=256))]
         last: u32,
     },
-    /// Show one, and why it is not worth more
+    /// Show one, and why its level is not higher
     Show {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Its id
+        /// The ID of the receipt
         id: String,
     },
-    /// Say whether one is as the guest has signed it; an error if not
+    /// Verify that the guest has signed one; an error if not
     ///
     /// The key is the one that guestlet-host has pinned of this guest (guestctl trust show). Without keys nothing is proved.
     ///
-    /// With --from it is a restore test: QEMU on this machine starts a clone of the guest from the snapshot, without a network; the
-    /// agent in it asks its databases where they are, and that is compared with the receipt. The images are only read, and nothing
-    /// is left of the clone.
+    /// With --from it is a restore test: QEMU on this machine starts a clone of the guest from the snapshot, without a network;
+    /// the agent in it asks its databases where they are, and that is compared with the receipt. The images are only read, and
+    /// nothing is left of the clone.
     Verify {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Its id
+        /// The ID of the receipt
         id: String,
         /// Restore test from this image of a disk, raw=FILE or qcow2=FILE; once for each disk, that of the system first
         #[arg(long, value_name = "FORMAT=FILE")]
         from: Vec<Image>,
-        /// QEMU, for the clone; unless it is said, the one for guests of this machine's kind
+        /// QEMU for the clone; by default the one for guests of this machine's architecture
         #[arg(long, value_name = "PROGRAM", requires = "from")]
         qemu: Option<PathBuf>,
-        /// Accelerator of QEMU, such as tcg; unless it is said, KVM where there is one, or else emulation
+        /// QEMU's accelerator, such as tcg; by default KVM if available, otherwise emulation
         #[arg(long, value_name = "NAME", requires = "from")]
         accelerator: Option<String>,
         /// Memory of the clone, in MiB
         #[arg(long, value_name = "MIB", default_value = "1024", requires = "from")]
         memory: u32,
-        /// One more argument of QEMU, such as -bios and then its file; as often as needed
+        /// One more argument for QEMU, such as -bios and then its file; may be repeated
         #[arg(
             long = "qemu-argument",
             value_name = "ARGUMENT",
@@ -119,27 +119,27 @@ impl Switched {
 pub enum Keys {
     /// List the keys of a user
     Ls {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// The user
         user: String,
     },
-    /// Add keys; those that are there stay once
+    /// Add keys; those that are already there are not added again
     #[command(after_help = "Example:\n  guestctl keys add web-1 root ~/.ssh/id_ed25519.pub")]
     Add {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// The user
         user: String,
         /// A file with a key on each line; - reads them from standard input
         file: PathBuf,
-        /// Take all others away
+        /// Remove all others
         #[arg(long)]
         reset: bool,
     },
-    /// Take keys away; success if they are not there
+    /// Remove keys; success if they are not there
     Rm {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// The user
         user: String,
@@ -153,10 +153,10 @@ pub enum Keys {
 pub enum Machine {
     /// Shut a guest down
     ///
-    /// Without --wait this is done when the guest has accepted it. With it, only when the hypervisor says that the VM is off:
-    /// its QMP socket or, on KubeVirt, the phase of its instance. A session that is lost proves nothing.
+    /// Without --wait, the command ends when the guest has accepted it. With --wait, only when the hypervisor reports that the
+    /// VM is off: its QMP socket or, on KubeVirt, the phase of its instance. A session that is lost proves nothing.
     Shutdown {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// Stop the system and leave the machine on
         #[arg(long)]
@@ -164,49 +164,49 @@ pub enum Machine {
         /// Wait until the VM is off
         #[arg(long)]
         wait: bool,
-        /// For how long at most, such as 90s or 5m
+        /// How long to wait at most, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "5m")]
         timeout: Duration,
     },
     /// Restart a guest
     ///
-    /// With --wait this is done only when the guest has begun a new session in another boot than before.
+    /// With --wait, the command ends only when the guest has begun a new session in a new boot.
     Reboot {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Wait until it has booted anew
+        /// Wait until it has rebooted
         #[arg(long)]
         wait: bool,
-        /// For how long at most, such as 90s or 5m
+        /// How long to wait at most, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "5m")]
         timeout: Duration,
     },
     /// Suspend a guest
     Suspend {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// Where to
         #[arg(long, value_enum, default_value = "memory")]
         to: To,
-        /// Wait until the hypervisor says that it is
+        /// Wait until the hypervisor reports that it is suspended
         #[arg(long)]
         wait: bool,
-        /// For how long at most, such as 90s or 5m
+        /// How long to wait at most, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "5m")]
         timeout: Duration,
     },
     /// Freeze the file systems of a guest, or run a command of this machine while they are frozen
     ///
     /// The guest thaws by itself after a deadline (qga.freeze.deadline in its settings), which is shown. With a command, the
-    /// file systems are thawed when it has ended, however it ends; its exit code is this one's, unless the freeze was over too
-    /// soon: that is an error.
+    /// file systems are thawed when it has ended, however it ends; its exit code becomes that of guestctl, unless the freeze
+    /// was over too soon: that is an error.
     #[command(
         after_help = "Examples:\n  guestctl freeze web-1 --mount /data\n  guestctl freeze web-1 -- lvcreate -s -n snap vg/web-1"
     )]
     Freeze {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Only what is mounted there; may be repeated
+        /// Only the file system at this mount point; may be repeated
         #[arg(long = "mount", value_name = "PATH")]
         mounts: Vec<String>,
         /// Show whether file systems are frozen, and do nothing
@@ -215,7 +215,7 @@ pub enum Machine {
         /// Time limit of the freeze, hooks included, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "5m")]
         timeout: Duration,
-        /// Fail if the snapshot that the command makes is worth less, by the receipt of the freeze
+        /// Fail if the receipt of the freeze proves less about the snapshot that the command makes
         #[arg(long, value_enum, value_name = "LEVEL", requires = "command")]
         require: Option<Level>,
         /// Name of the snapshot that the command makes, for the receipt
@@ -225,28 +225,28 @@ pub enum Machine {
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },
-    /// Thaw the file systems of a guest; an error if their freeze was over before
+    /// Thaw the file systems of a guest; an error if their freeze was already over
     Thaw {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Only if exactly what is mounted there is frozen; may be repeated
+        /// Only if exactly the file systems at these mount points are frozen; may be repeated
         #[arg(long = "mount", value_name = "PATH")]
         mounts: Vec<String>,
         /// Time limit, such as 90s or 5m
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "60s")]
         timeout: Duration,
     },
-    /// Look at the receipts of a guest's freezes: what snapshots that were taken meanwhile are worth
+    /// Show the receipts of a guest's freezes, which prove how consistent a snapshot is
     #[command(subcommand)]
     Receipts(Receipts),
-    /// Give unused blocks of the file systems of a guest back
+    /// Trim the file systems of a guest: discard their unused blocks
     Trim {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Only what is mounted there; may be repeated
+        /// Only the file system at this mount point; may be repeated
         #[arg(long = "mount", value_name = "PATH")]
         mounts: Vec<String>,
-        /// Leave ranges that are shorter, such as 1M
+        /// Skip free ranges that are shorter, such as 1M
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         minimum: Option<u64>,
         /// Time limit, such as 90s or 5m
@@ -255,35 +255,35 @@ pub enum Machine {
     },
     /// Show the file systems of a guest that are on disks, and how full they are
     Fs {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
     },
     /// Show the time of a guest, or set it
     Time {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// Set it to this machine's time (now), to what the guest's hardware clock shows (hardware), or to a time such as
         /// 2026-11-26T01:00:00Z
         #[arg(long, value_name = "TIME")]
         set: Option<Clock>,
     },
-    /// Show the processors of a guest, or switch them
+    /// Show the processors of a guest, or switch them on or off
     Cpus {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         #[command(flatten)]
         switches: Switched,
     },
-    /// Show the blocks of memory of a guest, or switch them
+    /// Show the memory blocks of a guest, or switch them on or off
     Memory {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         #[command(flatten)]
         switches: Switched,
     },
     /// Show the network interfaces of a guest
     Network {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// Show its routes instead
         #[arg(long)]
@@ -291,74 +291,74 @@ pub enum Machine {
     },
     /// Show the journal of a guest
     ///
-    /// Without --lines or --since all of it is shown, the oldest entries first. With -f what is written is shown as it is, also after
-    /// guestlet-host, the agent or the guest were restarted.
+    /// Without --lines or --since all of it is shown, the oldest entries first. With -f, new entries are shown as they are
+    /// written, even after guestlet-host, the agent or the guest restarts.
     #[command(
         after_help = "Examples:\n  guestctl logs web-1 -u nginx -f\n  guestctl logs web-1 --since 1h -p err -o json"
     )]
     Logs {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Go on with what is written from now on
+        /// Follow the journal: show new entries as they are written
         #[arg(short, long)]
         follow: bool,
-        /// Only of this unit; may be repeated
+        /// Only entries of this unit; may be repeated
         #[arg(short, long = "unit", value_name = "UNIT")]
         units: Vec<String>,
-        /// Only what was written in the last, such as 90s, 5m or 1h
+        /// Only entries of the last, such as 90s, 5m or 1h
         #[arg(long, value_name = "SPAN", value_parser = parse_span)]
         since: Option<Duration>,
-        /// Only so many of the newest entries; 10 with --follow, unless there is --since
+        /// Only this many of the newest entries; 10 with --follow, unless --since is given
         #[arg(long, visible_alias = "tail", value_name = "NUMBER")]
         lines: Option<u32>,
-        /// Only of this priority and more urgent ones: emerg, alert, crit, err, warning, notice, info, debug, or 0 to 7
+        /// Only entries of this priority and more urgent ones: emerg, alert, crit, err, warning, notice, info, debug, or 0 to 7
         #[arg(short, long, value_name = "PRIORITY", value_parser = parse_priority)]
         priority: Option<u32>,
     },
-    /// Show what a guest measures of itself: processors, memory, pressure, file systems, disks, networks, units
+    /// Show the metrics of a guest: processors, memory, pressure, file systems, disks, networks, units
     ///
-    /// As Prometheus reads it (OpenMetrics), or with -o json a list of samples. docs/metrics.md has what each of them means, and how
-    /// Prometheus gets those of all guests from guestlet-host. With --every the guest is asked again and again, with one list on a line
-    /// each time; when it cannot be asked for a while, standard error has why.
+    /// In the OpenMetrics format of Prometheus, or with -o json as a list of samples. docs/metrics.md explains each metric, and
+    /// how Prometheus gets those of all guests from guestlet-host. With --every, the guest is asked repeatedly, and each list
+    /// is one line; if it cannot be asked for a while, the reason goes to standard error.
     #[command(
         after_help = "Examples:\n  guestctl metrics web-1 --every 10s -o json\n  guestctl metrics web-1 -o json | jq '.[] | select(.name | endswith(\"memory_available_bytes\")) | .value'"
     )]
     Metrics {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Ask again and again, so often, such as 10s; a second at least
+        /// Ask repeatedly at this interval, such as 10s; at least a second
         #[arg(long, value_name = "SPAN", value_parser = parse_span)]
         every: Option<Duration>,
     },
     /// Show who is logged in to a guest
     Users {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
     },
     /// Set the password of a user of a guest
     ///
-    /// The password is read from the terminal, where nothing of it is shown, or from the first line of standard input.
+    /// The password is read from the terminal without echo, or from the first line of standard input.
     #[command(after_help = "Example:\n  openssl passwd -6 | guestctl passwd web-1 root --crypted")]
     Passwd {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// The user
         user: String,
-        /// The password is hashed already, as by crypt(5)
+        /// The password is already hashed, as by crypt(5)
         #[arg(long)]
         crypted: bool,
     },
-    /// Look after the keys by which a user of a guest may log in over SSH
+    /// Manage the SSH keys with which a user of a guest can log in
     #[command(subcommand)]
     Keys(Keys),
-    /// Have a guest carry out any command of the QEMU guest agent protocol, and print the answer
+    /// Run any command of the QEMU guest agent protocol in a guest, and print the answer
     ///
-    /// What may be asked for is up to the guest: each command needs the role that docs/qga.md says. The exit code is 1 if the
-    /// answer is an error.
+    /// The guest decides what is allowed: each command needs the role that docs/qga.md lists. The exit code is 1 if the answer
+    /// is an error.
     #[command(after_help = "Examples:\n  guestctl qga web-1 '{\"execute\":\"guest-get-osinfo\"}'\n  \
                       guestctl qga web-1 '{\"execute\":\"guest-get-disks\"}' | jq .return")]
     Qga {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// One command as JSON; - reads it from standard input
         command: String,

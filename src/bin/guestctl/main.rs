@@ -39,11 +39,11 @@ use volumes::Volumes;
 #[derive(Debug, Parser)]
 #[command(name = "guestctl", version = guestlet::VERSION)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 error, 2 wrong usage, 3 guestlet-host is not running, 4 no such VM, \
+    after_help = "Exit codes: 0 success, 1 error, 2 wrong usage, 3 guestlet-host is not running, 4 no such VM, \
                   5 doctor found something wrong; cp, exec, attach and console have their own"
 )]
 struct Arguments {
-    /// Where guestlet-host listens
+    /// The socket of guestlet-host
     #[arg(
         long,
         global = true,
@@ -53,7 +53,7 @@ struct Arguments {
         default_value = "/run/guestlet-host/api.sock"
     )]
     socket: PathBuf,
-    /// For people, or for programs
+    /// Output format: for people, or for programs
     #[arg(short, long, global = true, value_enum, default_value = "table")]
     output: Output,
     #[command(flatten)]
@@ -78,42 +78,42 @@ enum Output {
 enum Command {
     /// List VMs: all, or those of some names
     ///
-    /// The exit code is 4 if no VM has one of the names. AGENT is connected, connecting, refused (REASON says why), gone (the VM does not
-    /// run), elsewhere (it has moved to another host) or no-vsock.
+    /// The exit code is 4 if no VM has one of the names. AGENT is connected, connecting, refused (REASON says why), gone (the
+    /// VM does not run), elsewhere (it has moved to another host) or no-vsock.
     #[command(
         after_help = "Examples:\n  guestctl ls 'web-*' db-1 --sort since\n  guestctl ls -o wide --sort node\n  \
                             guestctl ls -o json | jq -r '.[] | select(.session != \"connected\") | .name'"
     )]
     Ls {
-        /// VMs of these names only; in a name * stands for any characters
+        /// Only VMs with these names; * matches any characters
         #[arg(value_name = "NAME")]
         names: Vec<String>,
-        /// Sort by this column, also if it is one of -o wide
+        /// Sort by this column, including those of -o wide
         #[arg(long, value_enum, value_name = "COLUMN", ignore_case = true)]
         sort: Option<Column>,
     },
-    /// Show where the VMs run, as their guests are told, and whether they know
+    /// Show where the VMs run, as reported to their guests, and whether the guests know
     Topology,
     /// Show the Kubernetes Nodes of the guests, as their agents see them
     Nodes,
-    /// Show everything known of one VM
+    /// Show everything that is known about a VM
     Info {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
     },
-    /// Show the disks of one VM, as its guest sees them
+    /// Show the disks of a VM, as its guest sees them
     Disks {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
     },
-    /// Show what happens from now on, until interrupted
+    /// Show events as they happen, until interrupted
     Watch {
-        /// Of this VM only
+        /// Only for this VM
         name: Option<String>,
-        /// Of these kinds only
+        /// Only events of these kinds
         #[arg(long = "kind", value_name = "KIND", value_delimiter = ',', value_parser = PossibleValuesParser::new(kinds::names()))]
         kinds: Vec<String>,
-        /// First what happened for so long, such as 90s, 5m, 2h or 1d
+        /// Show past events of this time first, such as 90s, 5m, 2h or 1d
         #[arg(long, value_name = "SPAN", value_parser = parse_span)]
         since: Option<Duration>,
         /// Show heartbeats too
@@ -122,44 +122,44 @@ enum Command {
     },
     /// Measure how long the agent takes to answer, once a second
     Ping {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
         /// How often
         #[arg(short, long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=10_000))]
         count: u32,
     },
-    /// Show what all guests do now: processors, memory, waiting, disks, networks, the fullest file system
+    /// Show the load of all guests: processors, memory, pressure, disks, networks, the fullest file system
     ///
-    /// Keys sort, and q ends it. W-CPU, W-MEM and W-IO are the part of the time in which something in the guest waited for a processor,
-    /// memory or a disk. Rates are of the time since the guests were asked before.
+    /// Keys choose the sort order, and q quits. W-CPU, W-MEM and W-IO are the part of the time in which something in the guest
+    /// waited for a processor, memory or a disk. Rates are averages since the guests were last asked.
     #[command(
         after_help = "Examples:\n  guestctl top --sort memory\n  guestctl top --once -o json | jq '.[] | select(.waiting_memory_ratio > 0.1) | .name'"
     )]
     Top {
-        /// Sort by this, most first
+        /// Sort by this, highest first
         #[arg(long, value_enum, default_value = "cpu")]
         sort: top::Sort,
         /// How often guests are asked, such as 5s
         #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "2s")]
         every: Duration,
-        /// Print a table, or with -o json values, and end
+        /// Print a table once, or with -o json values, and exit
         #[arg(long)]
         once: bool,
     },
-    /// Say what works on this host, what is missing, and what to do
+    /// Show what works on this host, what is missing, and what to do
     Doctor,
-    /// Show who asked guestlet-host for what, and what came of it
+    /// Show who asked guestlet-host for what, and the results
     ///
-    /// That is, calls that changed something, reached into a guest or were denied, as the file has them that audit.file in the
-    /// settings of guestlet-host names. It is for root.
+    /// These are the calls that changed something, reached into a guest or were denied, from the file that audit.file in the
+    /// settings of guestlet-host names. Only root can read it.
     Audit {
-        /// Of so long ago at most, such as 90s, 5m, 2h or 1d
+        /// Only records of the last, such as 90s, 5m, 2h or 1d
         #[arg(long, value_name = "SPAN", value_parser = parse_span)]
         since: Option<Duration>,
-        /// Of this VM only
+        /// Only for this VM
         #[arg(long, value_name = "NAME")]
         vm: Option<String>,
-        /// Show beside each call what a guest has recorded of it: the file that audit.file in the agent's settings names
+        /// Show with each call the guest's own records of it, from the file that audit.file in the agent's settings names
         #[arg(long, value_name = "PATH")]
         guest_file: Option<PathBuf>,
     },
@@ -169,9 +169,9 @@ enum Command {
     Exec(Exec),
     /// Copy files from a guest, to a guest, or from guest to guest
     ///
-    /// What is copied goes to a file beside, which takes its name when it is complete, as its SHA-256 says, and on the disk. If the
-    /// connection breaks, guestctl connects again and goes on where it was; and so does the same command after it was interrupted. No
-    /// symbolic link is followed below what was named. The exit code is 1 if something could not be copied, and 255 if the connection
+    /// A copy is written to a temporary file, which is renamed once it is on the disk and its SHA-256 matches. If the
+    /// connection breaks, guestctl reconnects and resumes; after an interruption, the same command resumes. Symbolic links
+    /// below the named paths are not followed. The exit code is 1 if something could not be copied, and 255 if the connection
     /// was lost for good. The guest's settings say who may read and write which files: docs/cp.md.
     #[command(
         after_help = "Examples:\n  guestctl cp nginx.conf web-1:/etc/nginx/\n  guestctl cp -r web-1:/var/log/nginx logs\n  \
@@ -179,22 +179,22 @@ enum Command {
     )]
     Cp(Cp),
     Forward(Forward),
-    /// Sit at the serial console of a VM; Ctrl-] ends that
+    /// Connect to the serial console of a VM; Ctrl-] disconnects
     ///
-    /// The hypervisor has it, and no agent is asked, so that it works while the guest boots, or hangs. One client at a time has the
-    /// console. Without a terminal, standard input is passed on and its end ends nothing. The exit code is 6 if the VM has ended, 7 if
-    /// another client has taken the console over, and 255 if the connection with guestlet-host was lost for long.
+    /// It is the hypervisor's console and needs no agent, so it works while the guest boots or hangs. One client at a time has
+    /// the console. Without a terminal, standard input is passed on and its end ends nothing. The exit code is 6 if the VM has
+    /// ended, 7 if another client has taken the console over, and 255 if the connection with guestlet-host was lost for long.
     Console {
-        /// The VM's name, as ls shows it
+        /// The name of the VM, as shown by ls
         name: String,
-        /// Take the console over: the client that has it is told, and ended
+        /// Take over the console: the client that has it is told, and disconnected
         #[arg(short, long)]
         force: bool,
     },
     /// Plug disks into a running VM
     #[command(subcommand)]
     Disk(Disk),
-    /// Print what a guest cluster needs for volumes beside guestlet in its nodes, for kubectl apply -f -
+    /// Print the manifests that a guest cluster needs for volumes in addition to guestlet in its nodes, for kubectl apply -f -
     Manifests {
         /// The CSI driver's name, as csi.driver in the agents' settings
         #[arg(long, value_name = "NAME", default_value = manifests::DRIVER, value_parser = parse_driver)]
@@ -203,23 +203,23 @@ enum Command {
         #[arg(long, value_name = "PATH", default_value = manifests::KUBELET_ROOT, value_parser = parse_root)]
         kubelet_root: String,
     },
-    /// Look after the volumes of clusters
+    /// Manage the volumes of clusters
     ///
-    /// Clusters make and use their volumes themselves, through CSI. These are for people who want to see them, or have to
-    /// help out: what is done here is not told to a cluster.
+    /// Clusters create and use their volumes themselves, through CSI. These commands are for inspection and repair: the cluster
+    /// is not told of what is done here.
     #[command(subcommand)]
     Volumes(Volumes),
-    /// Look after the load balancers of clusters
+    /// Manage the load balancers of clusters
     ///
-    /// Clusters ask for them themselves. These are for people who want to see them, or have to help out.
+    /// Clusters request them themselves. These commands are for inspection and repair.
     #[command(subcommand)]
     Lb(Lb),
-    /// List the pools of addresses for load balancers, and what keeps these from being made
+    /// List the pools of addresses for load balancers, and why load balancers cannot be created
     Pools,
-    /// Look after the keys by which this host half and the guests know each other
+    /// Manage the keys by which this host half and the guests identify each other
     #[command(subcommand)]
     Trust(Trust),
-    /// Pass a connection with guestlet-host on, by standard input and output
+    /// Relay a connection to guestlet-host over standard input and output
     #[command(hide = true)]
     Proxy,
 }
@@ -228,33 +228,33 @@ enum Command {
 enum Trust {
     /// List the keys of this host half and of all guests
     Ls,
-    /// Show what is known of the key of one guest
+    /// Show what is known about the key of a guest
     Show {
         /// The VM's name
         name: String,
     },
-    /// Print what to add to a VM, or to write into its guest, so that the guest knows this host half by its key
+    /// Print what to add to a VM, or to write into its guest, so that the guest accepts this host half by its key
     Bootstrap {
         /// The VM's name
         name: String,
         /// For this platform only
         #[arg(long = "for", value_name = "PLATFORM", value_enum)]
         platform: Option<bootstrap::Format>,
-        /// With a one-time token, by which the guest proves at its first contact that it is the one that was set up
+        /// Include a one-time token, with which the guest proves at its first contact that it is the one that was set up
         #[arg(long)]
         token: bool,
         /// Roles and profiles that the key gives this host half in the guest; the guest's own settings may give it more
         #[arg(long = "role", value_name = "ROLE", value_delimiter = ',', default_value = "volumes")]
         roles: Vec<String>,
     },
-    /// Accept the key that a guest was refused with, after it was installed anew or restored
+    /// Accept the key with which a guest was refused, after it was reinstalled or restored
     Accept {
         /// The VM's name
         name: String,
         /// Only if it is this one, such as SHA256:…
         key: Option<String>,
     },
-    /// Forget the key of a guest: the next one that it shows is pinned, and it may speak without keys again
+    /// Forget the key of a guest: the next one that it presents is pinned, and it may speak without keys again
     Forget {
         /// The VM's name, or the UUID of one that is gone
         #[arg(required_unless_present = "unlisted", conflicts_with = "unlisted")]
@@ -263,7 +263,7 @@ enum Trust {
         #[arg(long)]
         unlisted: bool,
     },
-    /// Have a guest make itself a new key, for its next session; or give this host half one
+    /// Make a guest create a new key for its next session, or give this host half a new one
     Rotate {
         /// The VM's name
         #[arg(required_unless_present = "host", conflicts_with = "host")]
@@ -271,10 +271,10 @@ enum Trust {
         /// Make this host half a new key, tell the guests, and say which of them know it
         #[arg(long)]
         host: bool,
-        /// Use the new key of this host half; guests drop the one before
+        /// Use the new key of this host half; guests drop the previous one
         #[arg(long, requires = "host")]
         finish: bool,
-        /// Also if some guests do not know it yet
+        /// Even if some guests do not know it yet
         #[arg(long, requires = "finish")]
         force: bool,
     },
@@ -370,7 +370,8 @@ fn parse(is_plugin: bool) -> Arguments {
     let parsed = Arguments::from_arg_matches(&command.get_matches_mut());
     let arguments = parsed.unwrap_or_else(|error| error.format(&mut command).exit());
     if arguments.cluster.is_for_a_cluster() && !is_plugin && !arguments.cluster.names_a_cluster() {
-        let words = "--namespace, --all-namespaces and --node are for clusters: name one with --kubeconfig or --context";
+        let words = "--namespace, --all-namespaces and --node apply to clusters only: select one with \
+                     --kubeconfig or --context";
         command.error(ErrorKind::MissingRequiredArgument, words).exit();
     }
     arguments
@@ -424,8 +425,9 @@ mod tests {
             (
                 "other",
                 "Of exec and attach that of the program, 128 and the number of the signal that killed it; 125 if guestctl, the host \
-                 half or the agent failed, 126 if the program cannot be executed, 127 if there is no such program, 255 if it was lost. Of console 6 if the VM has ended, 7 if the console was taken over, 255 if \
-                 the connection was lost.",
+                 half or the agent failed, 126 if the program cannot be executed, 127 if there is no such \
+                 program, 255 if the connection to it was lost. Of console 6 if the VM has ended, 7 if the \
+                 console was taken over, 255 if the connection was lost.",
             ),
         ];
         let files = [

@@ -8,27 +8,27 @@ use guestlet::text::parse_size;
 /// The verbs of `guestctl volumes`.
 #[derive(Debug, Subcommand)]
 pub enum Volumes {
-    /// List volumes, and which VM and pod has each
+    /// List volumes, and which VM and pod uses each
     Ls {
-        /// Of this cluster only
+        /// Only for this cluster
         #[arg(long)]
         cluster: Option<String>,
     },
-    /// Make a volume; success if the cluster has one of this name that is as large
+    /// Create a volume; success if the cluster has one of this name and size
     Create {
         /// Its name, unique in the cluster
         name: String,
-        /// The cluster whose it is to be
+        /// The cluster that it belongs to
         #[arg(long)]
         cluster: String,
-        /// How large it is to be, such as 10G
+        /// Its size, such as 10G
         #[arg(long, value_parser = parse_size)]
         size: u64,
         /// The storage class, which is the name of a pool
         #[arg(long)]
         class: Option<String>,
     },
-    /// Plug a volume into a VM of its cluster; success if it is
+    /// Plug a volume into a VM of its cluster; success if it is already plugged
     Attach {
         /// The volume's ID, as ls shows it
         volume: String,
@@ -38,25 +38,25 @@ pub enum Volumes {
         #[arg(long)]
         read_only: bool,
     },
-    /// Take a volume away from its VM, once the guest has let go of it; success if none has it
+    /// Unplug a volume from its VM, once the guest has released it; success if no VM has it
     Detach {
         /// The volume's ID
         volume: String,
-        /// Take it away although the guest uses it, as if its cable were cut: what is mounted from it fails, and what the
-        /// guest has not written yet is lost. Where the VM cannot be asked, forget that it has the volume: you answer for it
-        /// that its QEMU has ended
+        /// Unplug it even if the guest uses it, as if its cable were pulled: file systems on it fail, and what the guest has
+        /// not written yet is lost. If the VM cannot be asked, remove the record that it has the volume: you must be sure that
+        /// its QEMU has ended
         #[arg(long)]
         force: bool,
     },
-    /// Make a volume larger, also while a guest uses it
+    /// Expand a volume, even while a guest uses it
     Expand {
         /// The volume's ID
         volume: String,
-        /// The size that it is to have, such as 20G
+        /// The new size, such as 20G
         #[arg(long, value_parser = parse_size)]
         size: u64,
     },
-    /// Remove a volume that no VM has, with all that is in it; success if there is none
+    /// Remove a volume that no VM has, with its contents; success if there is none
     Rm {
         /// The volume's ID
         volume: String,

@@ -97,8 +97,9 @@ fn usable(interface: &Interface, not: &BTreeSet<IpAddr>) -> Vec<Net> {
 fn provided_by_kubelet(provided: &str, instance: &Instance) -> Result<Vec<IpAddr>, String> {
     let mut all: Vec<IpAddr> = Vec::new();
     for text in provided.split(',').map(str::trim) {
-        let address: IpAddr =
-            text.parse().map_err(|_| format!("kubelet's --node-ip says {text:?}, which is no address"))?;
+        let address: IpAddr = text
+            .parse()
+            .map_err(|_| format!("kubelet's --node-ip says {text:?}, which is not an address"))?;
         // Any, in the family.
         if address.is_unspecified() {
             continue;
@@ -124,7 +125,7 @@ fn missing(instance: &Instance, choice: &Choice) -> String {
         .map(|net| net.address.to_string())
         .collect();
     let reported = if reported.is_empty() {
-        "the VM's agent has reported no address yet; see whether it runs".to_owned()
+        "the VM's agent has reported no address yet; check that it is running".to_owned()
     } else {
         format!("the VM's agent reports {}", reported.join(", "))
     };
@@ -211,7 +212,7 @@ mod tests {
         assert!(of(&node(&[]), &two, &other).contains("no address in the network \"ns/three\""));
         let range = Choice { internal: vec!["203.0.113.0/24".parse().unwrap()], ..Choice::default() };
         assert!(of(&node(&[]), &two, &range).contains("--node-cidr"));
-        assert!(of(&node(&[]), &[], &Choice::default()).contains("see whether it runs"));
+        assert!(of(&node(&[]), &[], &Choice::default()).contains("check that it is running"));
     }
 
     #[test]
@@ -225,6 +226,6 @@ mod tests {
         assert_eq!(with("198.51.100.7"), "InternalIP 198.51.100.7, Hostname a");
         assert_eq!(with("2001:db8::7,192.0.2.7"), "InternalIP 2001:db8::7, InternalIP 192.0.2.7, Hostname a");
         assert!(with("192.0.2.8").contains("not an address that"));
-        assert!(with("x").contains("no address"));
+        assert!(with("x").contains("\"x\", which is not an address"));
     }
 }

@@ -58,7 +58,7 @@ pub fn identify(node: &Node, instances: &Instances, taken: &Taken) -> Identity {
         ([], [one]) if one.node_name.is_empty() => *one,
         ([], [one]) => {
             return Identity::Doubtful(format!(
-                "the VM {} has its system UUID, but says that it is the Node {:?}",
+                "the VM {} has its system UUID, but reports to be the Node {:?}",
                 described(one),
                 one.node_name
             ));
@@ -69,7 +69,7 @@ pub fn identify(node: &Node, instances: &Instances, taken: &Taken) -> Identity {
                 [one] if of_uuid.iter().all(|other| other.uid == one.uid) => *one,
                 [] if of_uuid.is_empty() => {
                     return Identity::Doubtful(format!(
-                        "of the VMs that say they are this Node ({}), none has its system UUID {}",
+                        "none of the VMs that report to be this Node ({}) has its system UUID {}",
                         listed(named),
                         node.system_uuid
                     ));
@@ -88,7 +88,7 @@ pub fn identify(node: &Node, instances: &Instances, taken: &Taken) -> Identity {
     let others = taken.get(&found.uid).map(Vec::as_slice).unwrap_or_default();
     match others.iter().find(|(_, is_ready)| *is_ready) {
         Some((other, _)) => Identity::Doubtful(format!(
-            "the VM {} is the Node {other} already, which is ready",
+            "the VM {} already is the Node {other}, which is ready",
             described(found)
         )),
         None => Identity::Found(Arc::clone(found)),
@@ -189,7 +189,7 @@ mod tests {
         // A guest that lies about its Node's name does not get it, and keeps nobody from it.
         let (honest, liar) = (instance("1", "a", "u"), instance("2", "a", "v"));
         assert_eq!(of(&a(), &[Arc::clone(&honest), Arc::clone(&liar)]), Identity::Found(honest));
-        is_doubtful(&of(&a(), &[liar]), "none has its system UUID");
+        is_doubtful(&of(&a(), &[liar]), "none of the VMs that report to be this Node");
         // Of copies, neither.
         is_doubtful(&of(&a(), &[instance("1", "a", "u"), instance("2", "a", "u")]), "more than one VM");
         is_doubtful(&of(&a(), &[instance("1", "", "u"), instance("2", "", "u")]), "more than one VM");
@@ -198,14 +198,14 @@ mod tests {
             &of(&node("a", "", ""), &[instance("1", "a", "u"), instance("2", "a", "v")]),
             "more than one VM",
         );
-        is_doubtful(&of(&a(), &[instance("1", "b", "u")]), "says that it is the Node \"b\"");
+        is_doubtful(&of(&a(), &[instance("1", "b", "u")]), "reports to be the Node \"b\"");
     }
 
     #[test]
     fn a_vm_is_another_node_only_when_that_does_not_live_any_more() {
         let all = [instance("1", "new", "u")];
         let taken = |is_ready| Taken::from([("1".to_owned(), vec![("old".to_owned(), is_ready)])]);
-        is_doubtful(&of_taken(&node("new", "u", ""), &all, &taken(true)), "is the Node old already");
+        is_doubtful(&of_taken(&node("new", "u", ""), &all, &taken(true)), "already is the Node old");
         assert!(matches!(of_taken(&node("new", "u", ""), &all, &taken(false)), Identity::Found(_)));
     }
 }

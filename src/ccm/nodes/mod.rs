@@ -292,8 +292,8 @@ impl Desk {
             Identity::Absent(vm) => return self.doubt(node, id, vm, now),
             Identity::Nobody if !is_uninitialized(&node) => return Decision::Nothing,
             Identity::Nobody => {
-                let words = "no VM of this cluster says that it is this Node, by its agent or its system UUID; if it is one, see \
-                             whether its agent runs, and whether the VM is labelled as one of this cluster";
+                let words = "no VM of this cluster matches this Node, by its agent or its system UUID; if \
+                             it is one, check that its agent is running, and that the VM has the label of this cluster";
                 return self.wait(node, id, News::warning("VmNotFound", words), now);
             }
             Identity::Doubtful(why) => {

@@ -81,10 +81,7 @@ impl Hands {
                 Err(Refused::Other) => return Done::Changed,
                 Err(why) => {
                     why.tell(&self.recorder, node).await;
-                    tracing::warn!(
-                        node = name(&node.metadata),
-                        "a Node cannot be changed; it is tried again: {why}"
-                    );
+                    tracing::warn!(node = name(&node.metadata), "cannot change a Node, retrying: {why}");
                     return Done::Failed;
                 }
             }
@@ -137,11 +134,7 @@ impl Hands {
             }
             Err(status) => {
                 let why = clean(status.message());
-                tracing::warn!(
-                    node = name(&node.metadata),
-                    vm,
-                    "it cannot be asked whether a VM exists: {why}"
-                );
+                tracing::warn!(node = name(&node.metadata), vm, "cannot find out whether a VM exists: {why}");
                 None
             }
         };
@@ -151,7 +144,7 @@ impl Hands {
     /// Deletes the very Node that was decided about, as it was.
     async fn delete(&self, node: &Node, vm: &str) -> Done {
         let metadata = &node.metadata;
-        let words = format!("its VM {vm} does not exist any more, so it is deleted");
+        let words = format!("its VM {vm} no longer exists, so it is deleted");
         self.recorder.tell(node, &News::normal("DeletingNode", words)).await;
         let preconditions =
             Preconditions { uid: metadata.uid.clone(), resource_version: metadata.resource_version.clone() };
@@ -164,7 +157,7 @@ impl Hands {
             Ok(()) | Err(Refused::Other) => Done::Changed,
             Err(why) => {
                 why.tell(&self.recorder, node).await;
-                tracing::warn!(node = name(metadata), "a Node cannot be deleted; it is tried again: {why}");
+                tracing::warn!(node = name(metadata), "cannot delete a Node, retrying: {why}");
                 Done::Failed
             }
         }

@@ -77,10 +77,7 @@ pub async fn list(hands: Hands) -> Option<Found> {
             Some(Found { all, uids })
         }
         Err(status) => {
-            tracing::debug!(
-                "the host half does not say which load balancers it has: {}",
-                clean(status.message())
-            );
+            tracing::debug!("the host half does not report its load balancers: {}", clean(status.message()));
             None
         }
     }
@@ -99,7 +96,7 @@ pub async fn release(hands: &Hands, defaults: &Defaults, orphans: Vec<Orphan>) {
             Ok(false) => continue,
             Ok(true) => {}
             Err(why) => {
-                tracing::warn!(service = place, "it cannot be read whether there is a Service: {why}");
+                tracing::warn!(service = place, "cannot find out whether a Service exists: {why}");
                 continue;
             }
         }
@@ -108,21 +105,16 @@ pub async fn release(hands: &Hands, defaults: &Defaults, orphans: Vec<Orphan>) {
             Ok(true) => {
                 let words = match &orphan.successor {
                     None => {
-                        "the host had an address for this Service, which does not exist any more; it is given back"
+                        "the host had an address for this Service, which no longer exists; it is released"
                     }
-                    Some(_) => {
-                        "the host had an address for an earlier Service of this name; it is given back"
-                    }
+                    Some(_) => "the host had an address for an earlier Service of this name; it is released",
                 };
                 hands.recorder.tell(&stand_in(&of), &News::normal("ReleasedLeakedLoadBalancer", words)).await;
             }
-            Ok(false) => tracing::info!(
-                service = place,
-                "what the host has for a Service that is gone is being given back"
-            ),
+            Ok(false) => tracing::info!(service = place, "releasing what the host has for a deleted Service"),
             Err(Refused::Other) => {}
             Err(why) => {
-                tracing::warn!(service = place, "what is left of a Service is not given back: {why}");
+                tracing::warn!(service = place, "cannot release what is left of a Service: {why}");
             }
         }
     }

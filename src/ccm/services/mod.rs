@@ -320,7 +320,7 @@ impl Desk {
         let balancer = self.has.get(key).filter(|_| self.taken.get(key) == Some(&number));
         let unknown = wanted::unknown(&service);
         let remark = (!unknown.is_empty()).then(|| {
-            let words = format!("these annotations mean nothing, and are left alone: {}", unknown.join(", "));
+            let words = format!("unknown annotations, which are ignored: {}", unknown.join(", "));
             News::warning("UnknownAnnotation", words)
         });
         let Some(balancer) = balancer else {

@@ -109,7 +109,7 @@ pub fn end(service: &Service) -> Plan {
         metadata.insert("labels".to_owned(), json!({ PRIMARY: null }));
     }
     let is_told = service.metadata.deletion_timestamp.is_none();
-    let news = is_told.then(|| News::normal("DeletedLoadBalancer", "its load balancer is given back"));
+    let news = is_told.then(|| News::normal("DeletedLoadBalancer", "its load balancer is released"));
     Plan {
         service: (!metadata.is_empty()).then(|| json!({ "metadata": metadata })),
         status: None,
@@ -143,7 +143,7 @@ pub fn plan(
         ready = (
             false,
             "NoAddress".to_owned(),
-            "the host half says that it is ready, and names no address".to_owned(),
+            "the host half reports it as ready, but without an address".to_owned(),
         );
     }
     let is_vip = balancer.announcing() == Announcing::KubeVip;
@@ -290,7 +290,7 @@ fn interface(
         let Some(name) = found.map(|one| one.name.as_str()).filter(|name| !name.is_empty()) else {
             let vm = instance.map_or(member.vm_uid.as_str(), |instance| &instance.name);
             return Some(Err(format!(
-                "kube-vip is not told on which interface the network {network} is: that of the VM {vm} is not known"
+                "kube-vip is not told which interface the network {network} is on: the interface of the VM {vm} is not known"
             )));
         };
         names.push(name);
@@ -300,10 +300,10 @@ fn interface(
     Some(match names.as_slice() {
         [name] => Ok((*name).to_owned()),
         [] => Err(format!(
-            "kube-vip is not told on which interface the network {network} is: there is no Node to ask"
+            "kube-vip is not told which interface the network {network} is on: there is no Node to tell it from"
         )),
         several => Err(format!(
-            "the network {network} is on interfaces of different names ({}), and kube-vip takes one name for all Nodes",
+            "the network {network} is on interfaces of different names ({}), but kube-vip needs one name for all Nodes",
             several.join(", ")
         )),
     })
@@ -312,7 +312,7 @@ fn interface(
 /// Whether all Nodes pass; none if that is not looked at.
 fn healthy(balancer: &LoadBalancer, news: &mut Vec<News>) -> Option<(bool, String, String)> {
     if balancer.failing.is_empty() {
-        let words = format!("{} Nodes take its traffic", balancer.healthy);
+        let words = format!("{} Nodes receive its traffic", balancer.healthy);
         return (balancer.healthy > 0).then(|| (true, "Healthy".to_owned(), words));
     }
     let mut failing: Vec<_> = balancer
@@ -327,11 +327,12 @@ fn healthy(balancer: &LoadBalancer, news: &mut Vec<News>) -> Option<(bool, Strin
     let words = match (balancer.healthy, balancer.announcing()) {
         // The host forwards nothing then. In the cluster nobody looks at it.
         (0, Announcing::KubeVip | Announcing::None) => format!(
-            "no Node passes its health check, and its address stays: whoever announces it in the cluster does not look at that: {}",
+            "no Node passes its health check, and its address stays: what announces it in the cluster \
+             ignores health checks: {}",
             failing.join("; ")
         ),
         (healthy, _) => format!(
-            "{healthy} Nodes take its traffic; not these, which do not pass its health check: {}",
+            "{healthy} Nodes receive its traffic; these do not, as they fail its health check: {}",
             failing.join("; ")
         ),
     };

@@ -99,7 +99,7 @@ pub fn announcing(service: &Service, defaults: &Defaults) -> Result<Announcing, 
     match annotation(&service.metadata, ANNOUNCE) {
         None => Ok(defaults.announcing),
         Some(word) => announcing_of(word)
-            .ok_or_else(|| invalid(ANNOUNCE, word, "it is one of \"kube-vip\", \"none\" and \"host\"")),
+            .ok_or_else(|| invalid(ANNOUNCE, word, "use \"kube-vip\", \"none\" or \"host\"")),
     }
 }
 
@@ -136,7 +136,7 @@ pub fn request(
         None => Ipam::Unspecified,
         Some("pool") => Ipam::Pool,
         Some("dhcp") => Ipam::Dhcp,
-        Some(word) => return Err(invalid(IPAM, word, "it is \"pool\" or \"dhcp\"")),
+        Some(word) => return Err(invalid(IPAM, word, "use \"pool\" or \"dhcp\"")),
     };
     let share_with = match annotation(&service.metadata, PRIMARY) {
         None => None,
@@ -196,7 +196,7 @@ fn shared(
         return Err(invalid(
             PRIMARY,
             text,
-            "it is the namespace and the name of a Service, with \"/\" between them",
+            "it must be the namespace and the name of a Service, separated by \"/\"",
         ));
     }
     if (namespace, other) == (own, name(&service.metadata)) {
@@ -204,7 +204,8 @@ fn shared(
     }
     primary(namespace, other).ok_or_else(|| {
         Problem::NoPrimary(format!(
-            "the Service {namespace}/{other}, whose address it is to share ({PRIMARY}), is not there or has no load balancer"
+            "the Service {namespace}/{other}, whose address it is to share ({PRIMARY}), does not exist or \
+             has no load balancer"
         ))
     })
 }
@@ -214,7 +215,7 @@ fn health_check(service: &Service) -> Result<Option<HealthCheck>, Problem> {
         None => Ok(0),
         Some(text) => match text.parse::<u32>() {
             Ok(number) if (1..=most).contains(&number) => Ok(number),
-            _ => Err(invalid(key, text, &format!("it is a number from 1 to {most}"))),
+            _ => Err(invalid(key, text, &format!("it must be a number from 1 to {most}"))),
         },
     };
     let check = HealthCheck {
@@ -232,14 +233,14 @@ fn health_check(service: &Service) -> Result<Option<HealthCheck>, Problem> {
         return Err(invalid(
             HEALTH_PORT,
             "",
-            "the other healthcheck annotations need the port that is to be tried",
+            "the other healthcheck annotations need the port that is to be checked",
         ));
     }
     let found = service.spec.ports.iter().find(|one| number(one.port) == check.port && is_tcp(one));
     match found {
         None => Err(invalid(HEALTH_PORT, &port, "it is not a TCP port of the Service")),
         Some(found) if found.node_port <= 0 => {
-            Err(invalid(HEALTH_PORT, &port, "the port has no node port, so nothing can be tried on Nodes"))
+            Err(invalid(HEALTH_PORT, &port, "the port has no node port, so nothing can be checked on Nodes"))
         }
         Some(_) => Ok(Some(check)),
     }
@@ -258,10 +259,10 @@ fn addresses(service: &Service) -> Result<Vec<String>, Problem> {
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
         let address: IpAddr = word
             .parse()
-            .map_err(|_| Problem::Invalid(format!("{what} asks for {word:?}, which is no address")))?;
+            .map_err(|_| Problem::Invalid(format!("{what} contains {word:?}, which is not an IP address")))?;
         if all.iter().any(|other| other.is_ipv4() == address.is_ipv4()) {
             return Err(Problem::Invalid(format!(
-                "{what} asks for more than one address of a family: {text:?}"
+                "{what} contains more than one address of a family: {text:?}"
             )));
         }
         all.push(address);
@@ -399,9 +400,9 @@ mod tests {
     fn what_makes_no_sense_is_refused_with_its_key() {
         is_refused(&[(IPAM, "Pool")], "ipam is \"Pool\"");
         is_refused(&[(ANNOUNCE, "everybody")], "guestlet.io/announce is \"everybody\"");
-        is_refused(&[(PRIMARY, "a/b/c")], "with \"/\"");
+        is_refused(&[(PRIMARY, "a/b/c")], "separated by \"/\"");
         is_refused(&[(PRIMARY, "shop/web")], "its own address");
-        is_refused(&[(PRIMARY, "shop/none")], "is not there");
+        is_refused(&[(PRIMARY, "shop/none")], "does not exist");
         is_refused(&[(HEALTH_PORT, "http")], "a number from 1");
         is_refused(&[(HEALTH_PORT, "0")], "a number from 1");
         is_refused(&[(HEALTH_PORT, "53")], "not a TCP port of");
@@ -409,7 +410,7 @@ mod tests {
         is_refused(&[(HEALTH_PERIOD, "5")], "need the port");
         is_refused(&[(HEALTH_PORT, "80"), (HEALTH_TIMEOUT, "-1")], "a number from 1");
         is_refused(&[(ADDRESSES, "192.0.2.7,192.0.2.8")], "more than one");
-        is_refused(&[(ADDRESSES, "web")], "no address");
+        is_refused(&[(ADDRESSES, "web")], "which is not an IP address");
         let mut ranges = service(&[]);
         ranges.spec.load_balancer_source_ranges = vec!["192.0.2.0/99".into()];
         assert!(matches!(asked(&ranges), Err(Problem::Invalid(_))));

@@ -116,10 +116,7 @@ impl Hands {
             }
             Err(why) => {
                 why.tell(&self.recorder, &*service).await;
-                tracing::warn!(
-                    service = shown(&service),
-                    "a Service cannot be changed; it is tried again: {why}"
-                );
+                tracing::warn!(service = shown(&service), "cannot change a Service, retrying: {why}");
                 Done::Failed
             }
         }

@@ -79,7 +79,7 @@ pub fn check(freeze: FreezesFragment) -> Result<ApplicationSettings, Problem> {
         None | Some("auto") => true,
         Some("listed") => false,
         Some(other) => {
-            let text = format!("freeze.applications is {other:?}; use \"auto\" or \"listed\"");
+            let text = format!("freeze.applications = {other:?}: use \"auto\" or \"listed\"");
             return problem("freeze.applications", text);
         }
     };
@@ -104,7 +104,7 @@ fn application(found: ApplicationFragment) -> Result<ApplicationSetting, Problem
     match (kind, target) {
         (Some(kind), Some(target)) => {
             if name.is_some() || freeze.is_some() || thaw.is_some() || data.is_some() {
-                let text = format!("{KEY}: one with a kind has no name, freeze, thaw or data of its own");
+                let text = format!("{KEY}: with a kind, name, freeze, thaw and data cannot be set");
                 return problem(KEY, text);
             }
             let known = || KINDS.iter().map(|(name, _)| *name);
@@ -123,7 +123,7 @@ fn application(found: ApplicationFragment) -> Result<ApplicationSetting, Problem
             thaw: command("thaw", thaw)?,
             data: directories(data)?,
         }),
-        _ => problem(KEY, format!("{KEY}: a kind and a target belong together")),
+        _ => problem(KEY, format!("{KEY}: kind and target must be set together")),
     }
 }
 
@@ -134,7 +134,7 @@ fn word(key: &str, text: Option<String>) -> Result<String, Problem> {
         }
         _ => problem(
             KEY,
-            format!("{KEY}: {key} has to be said, in 1 to {LONGEST} bytes without control characters"),
+            format!("{KEY}: {key} must be set, to 1 to {LONGEST} bytes without control characters"),
         ),
     }
 }
@@ -145,15 +145,16 @@ fn command(key: &str, words: Option<Vec<String>>) -> Result<Vec<String>, Problem
     if is_program && words.len() <= MOST_WORDS && !words.iter().any(|word| word.contains('\0')) {
         return Ok(words);
     }
-    let text =
-        format!("{KEY}: {key} has to be the absolute path of a program, and at most {MOST_WORDS} words");
+    let text = format!(
+        "{KEY}: {key} must be the absolute path of a program and its arguments, at most {MOST_WORDS} words"
+    );
     problem(KEY, text)
 }
 
 fn directories(data: Option<Vec<PathBuf>>) -> Result<Vec<PathBuf>, Problem> {
     let data = data.unwrap_or_default();
     if data.is_empty() || data.len() > MOST_WORDS {
-        let text = format!("{KEY}: data has to name the directories with the data, at most {MOST_WORDS}");
+        let text = format!("{KEY}: data must list the directories with the data, at most {MOST_WORDS}");
         return problem(KEY, text);
     }
     data.into_iter().map(|path| absolute(KEY, path)).collect()
@@ -199,14 +200,14 @@ mod tests {
             ("freeze.require = 'crash'".to_owned(), "use \"filesystem\""),
             ("freeze.applications-deadline = 0".to_owned(), "from 1 second"),
             ("[[freeze.application]]\nkind = 'oracle'\ntarget = '/x'".to_owned(), "not one of postgresql"),
-            ("[[freeze.application]]\nkind = 'postgresql'".to_owned(), "belong together"),
-            ("[[freeze.application]]\nkind = 'postgresql'\ntarget = ''".to_owned(), "target has to be said"),
-            (format!("{SHOP}kind = 'postgresql'\ntarget = '/x'"), "has no name"),
-            (SHOP.replace("name = 'shop'\n", ""), "name has to be said"),
-            (SHOP.replace("user = 'shop'\n", ""), "user has to be said"),
-            (SHOP.replace("['/usr/bin/shop', 'go']", "[]"), "thaw has to be the absolute path"),
-            (SHOP.replace("['/usr/bin/shop', 'hold']", "['shop']"), "freeze has to be the absolute path"),
-            (SHOP.replace("['/srv/shop']", "[]"), "data has to name"),
+            ("[[freeze.application]]\nkind = 'postgresql'".to_owned(), "must be set together"),
+            ("[[freeze.application]]\nkind = 'postgresql'\ntarget = ''".to_owned(), "target must be set"),
+            (format!("{SHOP}kind = 'postgresql'\ntarget = '/x'"), "with a kind, name, freeze"),
+            (SHOP.replace("name = 'shop'\n", ""), "name must be set"),
+            (SHOP.replace("user = 'shop'\n", ""), "user must be set"),
+            (SHOP.replace("['/usr/bin/shop', 'go']", "[]"), "thaw must be the absolute path"),
+            (SHOP.replace("['/usr/bin/shop', 'hold']", "['shop']"), "freeze must be the absolute path"),
+            (SHOP.replace("['/srv/shop']", "[]"), "data must list"),
             (SHOP.replace("['/srv/shop']", "['srv']"), "must be an absolute path"),
             (SHOP.repeat(MOST + 1), "more than 32 tables"),
             (format!("{SHOP}socket = 1"), "unknown field `socket`"),

@@ -97,14 +97,16 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         Rules { mode: grants::mode(&policy)?, plain: grants::plain(&trust)?, bounds, ..Rules::default() };
 
     if rules.mode == Mode::Audit {
-        remarks.push("policy.mode is \"audit\": what no grant gives is written down, and passes".to_owned());
+        remarks.push(
+            "policy.mode is \"audit\": calls that no grant allows are recorded, but not denied".to_owned(),
+        );
     }
 
     let control = control_channel(&control)?;
     if callback.listen.is_some() || callback.port.is_some() {
         remarks.push(
-            "callback.listen and callback.port have no meaning any more: what this guest asks goes over the control channel; \
-             remove them"
+            "callback.listen and callback.port no longer have any effect: requests of this guest go over \
+             the control channel; remove them"
                 .to_owned(),
         );
     }
@@ -241,7 +243,7 @@ fn channel(qga: &QgaFragment) -> Result<QgaChannel, Problem> {
             Some((cid, port)) if port != u32::MAX => QgaChannel::VsockListen { cid, port },
             _ => {
                 let text = format!(
-                    "the path {} is no vsock address; write it as CID:PORT, such as 3:1234",
+                    "the path {} is not a vsock address; write it as CID:PORT, such as 3:1234",
                     path.display()
                 );
                 return problem("qga.path", text);
@@ -255,7 +257,7 @@ fn channel(qga: &QgaFragment) -> Result<QgaChannel, Problem> {
         }
         ("none", _) => QgaChannel::None,
         (other, _) => {
-            return problem("qga.method", format!("the method {other:?} is not known; use {METHODS}"));
+            return problem("qga.method", format!("unknown method {other:?}; use {METHODS}"));
         }
     })
 }
@@ -289,7 +291,7 @@ fn names(key: &'static str, option: &str, list: Option<&[String]>) -> Result<(),
             let apart = apart.join(",");
             problem(
                 key,
-                format!("{option}: {name:?} is not one name: separate names by commas, as in {apart}"),
+                format!("{option}: {name:?} is more than one name: separate names by commas, as in {apart}"),
             )
         }
     }
@@ -342,7 +344,7 @@ fn control_channel(channel: &ApiFragment) -> Result<ApiChannel, Problem> {
     let port = channel.port.unwrap_or(CONTROL_PORT);
     if !(1..1024).contains(&port) {
         let text = format!(
-            "control.port is {port}; it must be from 1 to 1023, which no unprivileged process can take"
+            "control.port is {port}; it must be from 1 to 1023, which unprivileged processes cannot bind"
         );
         return problem("control.port", text);
     }
@@ -482,7 +484,7 @@ mod tests {
             ("[topology]\nkubeconfig = 'x'", "must be an absolute path"),
             ("[policy]\nmode = 'permissive'", "use enforce or audit"),
             ("[audit]\nfile = 'audit.jsonl'", "must be an absolute path"),
-            ("[trust]\nplain = ['monitor']", "there is no role \"monitor\""),
+            ("[trust]\nplain = ['monitor']", "unknown role \"monitor\""),
             ("[controls]\n", "agent.toml:1: unknown field `controls`"),
             ("daemon = true\n", "unknown field `daemon`"),
         ];

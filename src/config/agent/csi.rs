@@ -79,7 +79,7 @@ pub fn check(csi: CsiFragment) -> Result<CsiSettings, Problem> {
     }
     let topology = csi.topology.unwrap_or_default();
     if let Some(key) = topology.iter().find(|key| !is_label_key(key)) {
-        return problem("csi.topology", format!("csi.topology: {key:?} is no key of a label"));
+        return problem("csi.topology", format!("csi.topology: {key:?} is not a key of a label"));
     }
     Ok(CsiSettings { mode, driver, kubelet_root, node_socket, controller_socket, topology })
 }

@@ -37,10 +37,12 @@ pub fn text(settings: &AgentSettings) -> String {
         }
     }
     if settings.separator != ',' {
-        text.push_str("# Lists are separated by semicolons, as in the file. qemu-ga takes each for one name that no command has.\n");
+        text.push_str("# Lists are separated by semicolons, as in the file. qemu-ga reads each list as one unknown name.\n");
     }
     if settings.allow.as_ref().is_some_and(Vec::is_empty) {
-        text.push_str("# The settings of guestlet allow no command at all, which this format cannot say.\n");
+        text.push_str(
+            "# The settings of guestlet allow no command at all, which this format cannot express.\n",
+        );
     }
     text
 }

@@ -112,7 +112,7 @@ pub(super) fn plain(trust: &TrustFragment) -> Result<Roles, Problem> {
 }
 
 fn no_role(word: &str) -> String {
-    format!("there is no role {word:?}; the roles are {}", role::words())
+    format!("unknown role {word:?}; the roles are {}", role::words())
 }
 
 /// The grants of one file with this `text`.
@@ -159,22 +159,21 @@ impl Checker<'_> {
         }
         if let Some(exec) = exec.as_ref().filter(|_| !roles.has(Role::Exec)) {
             return self
-                .wrong(Some(exec.span()), "exec says which programs, and the grant has not the role exec");
+                .wrong(Some(exec.span()), "exec limits programs, but the grant does not have the role exec");
         }
         if let Some(files) = files.as_ref().filter(|_| !roles.has(Role::FilesRead)) {
-            return self
-                .wrong(Some(files.span()), "files says which files, and the grant has no role for files");
+            return self.wrong(Some(files.span()), "files limits files, but the grant has no role for files");
         }
         let limits_nothing =
             |files: &GrantFilesFragment| files.paths.is_none() && files.read_only != Some(true);
         if let Some(files) = files.as_ref().filter(|files| limits_nothing(files.get_ref())) {
             return self.wrong(
                 Some(files.span()),
-                "files limits nothing; say paths or read-only = true in it, or leave it out for all files",
+                "files limits nothing; set paths or read-only = true in it, or leave it out for all files",
             );
         }
         if let Some(exec) = exec.as_ref().filter(|exec| exec.get_ref().is_empty()) {
-            return self.wrong(Some(exec.span()), "exec says nothing; say paths or users");
+            return self.wrong(Some(exec.span()), "exec is empty; set paths or users");
         }
         let users = exec.as_ref().and_then(|exec| exec.get_ref().users.clone());
         let exec = exec.as_ref().and_then(|exec| {
@@ -198,7 +197,7 @@ impl Checker<'_> {
 
     fn host(&self) -> Result<Host, Error> {
         let Some(host) = &self.fragment.get_ref().host else {
-            return self.wrong(None, "[[grant]] has no host; say whom it is for");
+            return self.wrong(None, "[[grant]] has no host; set whom it is for");
         };
         match host.get_ref().as_str() {
             "*" => Ok(Host::AnyKey),
@@ -224,11 +223,11 @@ impl Checker<'_> {
         let pattern = caller.get_ref();
         if pattern.len() > MAX_CALLER || !pattern.bytes().all(is_printable) {
             let problem =
-                format!("caller must be at most {MAX_CALLER} ASCII characters; others are percent-encoded");
+                format!("caller must be at most {MAX_CALLER} ASCII characters; percent-encode others");
             return self.wrong(Some(caller.span()), problem);
         }
         if matches!(host, Host::Qga | Host::Plain) && pattern != "*" {
-            let problem = format!("caller has no meaning for {host}: who that is, is not proved");
+            let problem = format!("caller has no meaning for {host}, whose identity is not proved");
             return self.wrong(Some(caller.span()), problem);
         }
         Ok(Caller::new(pattern.as_str()))
@@ -238,19 +237,19 @@ impl Checker<'_> {
         let GrantFragment { roles, profile, .. } = self.fragment.get_ref();
         match (roles, profile) {
             (Some(_), Some(profile)) => {
-                self.wrong(Some(profile.span()), "a grant has either roles or a profile; make two of it")
+                self.wrong(Some(profile.span()), "a grant has either roles or a profile; write two grants")
             }
-            (None, None) => self.wrong(None, "[[grant]] gives nothing; say roles or a profile"),
+            (None, None) => self.wrong(None, "[[grant]] gives nothing; set roles or profile"),
             (None, Some(profile)) => Roles::of_profile(profile.get_ref()).map_or_else(
                 || {
                     let (name, known) = (profile.get_ref(), role::profiles());
-                    let problem = format!("there is no profile {name:?}; the profiles are {known}");
+                    let problem = format!("unknown profile {name:?}; the profiles are {known}");
                     self.wrong(Some(profile.span()), problem)
                 },
                 Ok,
             ),
             (Some(words), None) if words.get_ref().is_empty() => {
-                self.wrong(Some(words.span()), "roles is empty; a grant that gives nothing is left out")
+                self.wrong(Some(words.span()), "roles is empty; remove a grant that gives nothing")
             }
             (Some(words), None) => {
                 let mut roles = Roles::NONE;
@@ -269,9 +268,7 @@ impl Checker<'_> {
         let Some(forward) = &self.fragment.get_ref().forward else { return Ok(Vec::new()) };
         let wrong = |problem: String| self.wrong(Some(forward.span()), problem);
         if !roles.has(Role::Forward) {
-            return wrong(
-                "forward says what may be reached, and the grant has not the role forward".to_owned(),
-            );
+            return wrong("forward lists targets, but the grant does not have the role forward".to_owned());
         }
         let list = forward.get_ref();
         if list.is_empty() {
@@ -291,7 +288,7 @@ impl Checker<'_> {
         let is_any = |part: Component<'_>| matches!(part.as_os_str().to_str(), Some("*" | "**"));
         if let Some(path) = list.iter().find(|path| path.components().any(is_any)) {
             let problem = format!(
-                "{key}: {:?} is no pattern; write the directory, which stands for all that is below it",
+                "{key}: {:?} is a pattern, which is not supported; write the directory, which includes all that is below it",
                 path.display().to_string()
             );
             return self.wrong(Some(at), problem);
@@ -363,13 +360,10 @@ mod tests {
             ("roles = ['status']", "a.toml:1: [[grant]] has no host"),
             ("host = 'qga'", "a.toml:1: [[grant]] gives nothing"),
             ("host = 'qga'\nroles = []", "a.toml:3: roles is empty"),
-            (
-                "host = 'qga'\nroles = ['stats']",
-                "a.toml:3: there is no role \"stats\"; the roles are status, ",
-            ),
+            ("host = 'qga'\nroles = ['stats']", "a.toml:3: unknown role \"stats\"; the roles are status, "),
             (
                 "host = 'qga'\nprofile = 'all'",
-                "a.toml:3: there is no profile \"all\"; the profiles are qemu-ga, ",
+                "a.toml:3: unknown profile \"all\"; the profiles are qemu-ga, ",
             ),
             ("host = 'qga'\nroles = ['exec']\nprofile = 'monitor'", "a.toml:4: a grant has either"),
             (
@@ -384,10 +378,7 @@ mod tests {
                 "a.toml:3: caller has no meaning for qga",
             ),
             ("host = '*'\ncaller = 'ä'\nroles = ['status']", "a.toml:3: caller must be"),
-            (
-                "host = 'plain'\nroles = ['exec']\nforward = ['22']",
-                "a.toml:4: forward says what may be reached",
-            ),
+            ("host = 'plain'\nroles = ['exec']\nforward = ['22']", "a.toml:4: forward lists targets"),
             ("host = 'plain'\nroles = ['forward']\nforward = []", "a.toml:4: forward is empty"),
             (
                 "host = 'plain'\nroles = ['forward']\nforward = ['22', 'db:5432']",
@@ -397,15 +388,9 @@ mod tests {
                 "host = 'qga'\nroles = ['exec']\nexec = { paths = ['bin/x'] }",
                 "a.toml:4: exec.paths: \"bin/x\" must be an absolute path",
             ),
-            ("host = 'qga'\nroles = ['exec']\nexec = {}", "a.toml:4: exec says nothing; say paths or users"),
-            (
-                "host = 'qga'\nroles = ['status']\nexec = { paths = ['/x'] }",
-                "a.toml:4: exec says which programs",
-            ),
-            (
-                "host = 'qga'\nroles = ['exec']\nfiles = { read-only = true }",
-                "a.toml:4: files says which files",
-            ),
+            ("host = 'qga'\nroles = ['exec']\nexec = {}", "a.toml:4: exec is empty; set paths or users"),
+            ("host = 'qga'\nroles = ['status']\nexec = { paths = ['/x'] }", "a.toml:4: exec limits programs"),
+            ("host = 'qga'\nroles = ['exec']\nfiles = { read-only = true }", "a.toml:4: files limits files"),
             (
                 "host = 'qga'\nroles = ['files-write']\nfiles = { read-only = true }",
                 "a.toml:4: the role files-write and files.read-only",
@@ -416,7 +401,7 @@ mod tests {
             ),
             (
                 "host = 'qga'\nroles = ['files-read']\nfiles = {}",
-                "a.toml:4: files limits nothing; say paths or",
+                "a.toml:4: files limits nothing; set paths or",
             ),
             (
                 "host = 'qga'\nroles = ['files-read']\nfiles = { read-only = false }",
@@ -428,11 +413,11 @@ mod tests {
             ),
             (
                 "host = 'qga'\nroles = ['files-read']\nfiles = { paths = ['/srv/*'] }",
-                "a.toml:4: files.paths: \"/srv/*\" is no pattern; write the directory",
+                "a.toml:4: files.paths: \"/srv/*\" is a pattern, which is not supported; write the directory",
             ),
             (
                 "host = 'qga'\nroles = ['exec']\nexec = { paths = ['/usr/**/ls'] }",
-                "a.toml:4: exec.paths: \"/usr/**/ls\" is no pattern",
+                "a.toml:4: exec.paths: \"/usr/**/ls\" is a pattern",
             ),
             ("host = 'qga'\nrole = 'exec'", "a.toml:3: unknown field `role`"),
         ];

@@ -177,19 +177,19 @@ pub fn parse(words: impl IntoIterator<Item = OsString>, program: Program) -> Res
                 json = match parser.value()?.string()?.as_str() {
                     "json" => true,
                     "table" => false,
-                    other => return Err(format!("the output {other:?} is not one of table, json").into()),
+                    other => return Err(format!("unknown output format {other:?}; use table or json").into()),
                 }
             }
             "version" => return Ok(Request::Version),
             "help" => return Ok(Request::Help),
-            other => return Err(format!("the option --{other} is not known").into()),
+            other => return Err(format!("unknown option --{other}").into()),
         }
     }
     if let Some(question) = question {
         return Ok(Request::Ask { question, settings: run.settings, json });
     }
     if json {
-        return Err("the option --output goes with the words status, disks and doctor".into());
+        return Err("the option --output is for status, disks and doctor only".into());
     }
     Ok(Request::Run(Box::new(run)))
 }
@@ -204,7 +204,7 @@ fn options(program: Program) -> impl Iterator<Item = (char, &'static str)> {
 
 fn resolve_short(short: char, program: Program) -> Result<&'static str, String> {
     let found = options(program).find(|(name, _)| *name == short && short != '\0');
-    found.map(|(_, long)| long).ok_or_else(|| format!("the option -{short} is not known"))
+    found.map(|(_, long)| long).ok_or_else(|| format!("unknown option -{short}"))
 }
 
 fn resolve_long(long: &str, program: Program) -> Result<&'static str, String> {
@@ -213,7 +213,7 @@ fn resolve_long(long: &str, program: Program) -> Result<&'static str, String> {
     }
     let mut found = options(program).filter(|(_, name)| name.starts_with(long));
     match found.next() {
-        None => Err(format!("the option --{long} is not known")),
+        None => Err(format!("unknown option --{long}")),
         Some((short, name)) => match found.find(|(other, _)| *other != short) {
             None => Ok(name),
             Some((_, other)) => {

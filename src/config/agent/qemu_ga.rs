@@ -55,7 +55,7 @@ fn list(fragment: &mut AgentFragment, place: &str, names: String) -> String {
     }
     fragment.semicolons = true;
     fragment.remarks.push(format!(
-        "{place}: names are separated by commas; it is read as {}. qemu-ga takes it for one name, and that for no command",
+        "{place}: names are separated by commas; it is read as {}. qemu-ga reads it as one name, which no command has",
         names.split([';', ',']).map(str::trim).filter(|name| !name.is_empty()).collect::<Vec<_>>().join(",")
     ));
     names.replace(';', ",")
@@ -129,7 +129,7 @@ pub fn config(file: &Path, bytes: &[u8]) -> Result<AgentFragment, Error> {
             _ => {
                 fragment
                     .remarks
-                    .push(format!("{}:{line}: {key} is no key of qemu-ga, and ignored", file.display()));
+                    .push(format!("{}:{line}: {key} is not a key of qemu-ga, and ignored", file.display()));
                 continue;
             }
         };
@@ -169,7 +169,7 @@ pub fn variables(files: &[(PathBuf, String)]) -> Result<Vec<(PathBuf, AgentFragm
                 let fragment = match options::parse(words, Program::QemuGa) {
                     Ok(Request::Run(run)) if !run.dump && run.config.is_none() => run.fragment,
                     Ok(_) => {
-                        let problem = "FILTER_RPC_ARGS: only options that are settings can be used here";
+                        let problem = "FILTER_RPC_ARGS: only options that are also settings can be used here";
                         return Err(Error::on_line(file, found.line, problem));
                     }
                     Err(error) => {
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((found.qga.fsfreeze_hook, found.qga.statedir), (Some("/h".into()), Some("/s".into())));
         assert_eq!(found.qga.block_rpcs.unwrap(), ["a", "b", "c"]);
         assert_eq!(found.qga.allow_rpcs.unwrap(), ["d", "e"]);
-        assert_eq!(found.remarks, ["f:14: daemonize is no key of qemu-ga, and ignored"]);
+        assert_eq!(found.remarks, ["f:14: daemonize is not a key of qemu-ga, and ignored"]);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) fn check(source: &Source, table: &Spanned<AccessFragment>) -> Result<
         clusters: patterns(source, "clusters", found.clusters.as_ref())?,
     };
     if rule.users.is_empty() && rule.groups.is_empty() {
-        let problem = "[[access]] names nobody; set users or groups".to_owned();
+        let problem = "[[access]] applies to nobody; set users or groups".to_owned();
         return Err(source.wrong(table, problem));
     }
     if rule.roles.is_empty() && rule.verbs.is_empty() {
@@ -53,7 +53,7 @@ fn names(source: &Source, key: &str, found: Option<&[Spanned<String>]>) -> Resul
     for name in found.unwrap_or_default() {
         let text = name.get_ref();
         if text.is_empty() || text.contains(|one: char| one.is_control() || one == ':' || one == '*') {
-            let problem = format!("{key} has {text:?}, which can be no name; write a name or a number");
+            let problem = format!("{key} has {text:?}, which cannot be a name; write a name or a number");
             return Err(source.wrong(name, problem));
         }
         names.push(text.clone());
@@ -71,8 +71,7 @@ fn roles(source: &Source, found: &[Spanned<String>]) -> Result<BTreeSet<Role>, E
         }
         let Some(role) = Role::ALL.iter().find(|role| role.name() == text) else {
             let known: Vec<_> = Role::ALL.iter().map(|role| role.name()).chain([ALL]).collect();
-            let problem =
-                format!("roles has {text:?}, and there is no such role; known are {}", known.join(", "));
+            let problem = format!("roles has the unknown role {text:?}; the roles are {}", known.join(", "));
             return Err(source.wrong(name, problem));
         };
         roles.insert(*role);
@@ -86,8 +85,7 @@ fn verbs(source: &Source, found: &[Spanned<String>]) -> Result<BTreeSet<&'static
         let text = name.get_ref();
         let Some(verb) = verb::VERBS.iter().find(|verb| verb.words == text) else {
             let known: Vec<_> = verb::VERBS.iter().map(|verb| verb.words).collect();
-            let problem =
-                format!("verbs has {text:?}, and there is no such verb; known are {}", known.join(", "));
+            let problem = format!("verbs has the unknown verb {text:?}; the verbs are {}", known.join(", "));
             return Err(source.wrong(name, problem));
         };
         verbs.insert(verb.words);
@@ -111,7 +109,7 @@ pub(super) fn patterns(
     }
     if patterns.is_empty() {
         return Err(source
-            .wrong(list, format!("{key} is empty, so that the rule covers nothing; leave it out for all")));
+            .wrong(list, format!("{key} is empty, so the rule covers nothing; leave it out to cover all")));
     }
     Ok(Some(patterns))
 }

@@ -115,14 +115,13 @@ fn check_ranges(
         }
         let of = |pool: &&AddressPoolSettings| pool.ranges.iter().any(|other| other.overlaps(&range));
         if let Some(other) = others.iter().find(of) {
-            let problem =
-                format!("ranges: {range} overlaps what the address pool {:?} has; change one", other.name);
+            let problem = format!("ranges: {range} overlaps the address pool {:?}; change one", other.name);
             return Err(source.wrong(text, problem));
         }
         found.push(range);
     }
     if found.is_empty() || found.len() > MOST_RANGES {
-        return Err(source.wrong(ranges, format!("ranges has to have 1 to {MOST_RANGES} entries")));
+        return Err(source.wrong(ranges, format!("ranges must have 1 to {MOST_RANGES} entries")));
     }
     Ok(found)
 }
@@ -136,10 +135,11 @@ fn check_interface(
     let name = interface.get_ref();
     let strange = |one: char| one.is_whitespace() || one.is_control() || one == '/' || one == ':';
     if name.is_empty() || name.len() > LONGEST_INTERFACE || name.contains(strange) {
-        return Err(source.wrong(interface, format!("interface = {name:?} can be no network interface")));
+        return Err(source
+            .wrong(interface, format!("interface = {name:?} cannot be the name of a network interface")));
     }
     if forwards_nothing {
-        let problem = "interface is for addresses that the host forwards from; add forward-to, or remove it";
+        let problem = "interface has an effect only where the host forwards; add forward-to, or remove it";
         return Err(source.wrong(interface, problem.to_owned()));
     }
     Ok(())
@@ -158,7 +158,7 @@ fn clusters(
         patterns.push(pattern);
     }
     if patterns.is_empty() {
-        let problem = "clusters is empty, so that nobody gets an address of the pool; leave it out for all";
+        let problem = "clusters is empty, so no cluster gets an address of the pool; leave it out for all";
         return Err(source.wrong(list, problem.to_owned()));
     }
     Ok(Some(patterns))

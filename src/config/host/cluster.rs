@@ -48,7 +48,7 @@ pub(super) fn check(
 ) -> Result<ClusterSettings, Error> {
     let fragment = cluster.get_ref();
     if name.is_empty() {
-        let problem = "[cluster] with an empty name; a VM without a cluster has no volumes".to_owned();
+        let problem = "[cluster] has an empty name; VMs without a cluster have no volumes".to_owned();
         return Err(source.wrong(cluster, problem));
     }
     let max_bytes = match &fragment.max_bytes {
@@ -83,7 +83,7 @@ pub(super) fn check_references(
     for class in fragment.classes.iter().flatten() {
         let name = class.get_ref();
         if !pools.iter().any(|pool| pool.name == *name) {
-            let problem = format!("classes names {name:?}, and no [[pool]] has that name");
+            let problem = format!("classes has {name:?}, but no [[pool]] has that name");
             return Err(source.wrong(class, problem));
         }
     }
@@ -91,7 +91,7 @@ pub(super) fn check_references(
         let name = controller.get_ref();
         if !vms.iter().any(|vm| vm.name == *name && vm.cluster == cluster) {
             let problem =
-                format!("controllers names {name:?}, and no [[vm]] of the cluster {cluster} has that name");
+                format!("controllers has {name:?}, but no [[vm]] of the cluster {cluster} has that name");
             return Err(source.wrong(controller, problem));
         }
     }

@@ -98,7 +98,9 @@ pub(super) fn check(
     }
     if let Some(port) = &found.port {
         if *port.get_ref() == 0 {
-            return Err(source.wrong(port, "kubevirt.port = 0 is no port; agents listen on 970".to_owned()));
+            return Err(
+                source.wrong(port, "kubevirt.port = 0 is not a port; agents listen on 970".to_owned())
+            );
         }
         settings.port = *port.get_ref();
     }
@@ -111,7 +113,7 @@ pub(super) fn check(
         settings.controller = controller.get_ref().parse().map_err(|_| {
             let found = controller.get_ref();
             let problem =
-                format!("kubevirt.controller = {found:?} is no address and port, such as \"[::]:9971\"");
+                format!("kubevirt.controller = {found:?} is not an address and port, such as \"[::]:9971\"");
             source.wrong(controller, problem)
         })?;
     }

@@ -82,7 +82,7 @@ pub(super) fn check(
         let Some(found) = found else { continue };
         let number = *found.get_ref();
         if !(least..=most).contains(&number) {
-            let problem = format!("limits.{key} = {number}: it may be {least} to {most}");
+            let problem = format!("limits.{key} = {number}: use {least} to {most}");
             return Err(source.wrong(found, problem));
         }
         *limit = Some(number);

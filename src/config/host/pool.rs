@@ -116,6 +116,6 @@ fn seconds(source: &Source, found: &Spanned<u32>) -> Result<u32, Error> {
     if (1..=LONGEST_ANSWER).contains(&seconds) {
         return Ok(seconds);
     }
-    let problem = format!("pool.answer-seconds = {seconds}: it may be 1 to {LONGEST_ANSWER}");
+    let problem = format!("pool.answer-seconds = {seconds}: use 1 to {LONGEST_ANSWER}");
     Err(source.wrong(found, problem))
 }

@@ -66,7 +66,7 @@ pub(super) fn check<'a>(
     let is_one = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if !(1..=LONGEST_JOB).contains(&job.get_ref().len()) || !job.get_ref().bytes().all(is_one) {
         let problem = format!(
-            "job {:?} is no name; use letters, digits, -, _ and ., at most {LONGEST_JOB}",
+            "job {:?} is not a valid name; use letters, digits, -, _ and ., at most {LONGEST_JOB}",
             job.get_ref()
         );
         return Err(source.wrong(job, problem));
@@ -103,7 +103,7 @@ pub(super) fn check<'a>(
             if range.contains(&number) {
                 return Ok(number);
             }
-            let problem = format!("scrape.{key} = {number}: it may be {} to {}", range.start(), range.end());
+            let problem = format!("scrape.{key} = {number}: use {} to {}", range.start(), range.end());
             Err(source.wrong(value, problem))
         };
     let size = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);

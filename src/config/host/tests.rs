@@ -94,28 +94,33 @@ fn what_is_wrong_is_named_with_file_and_line() {
         ("relative socket", vec!["socket = 'api.sock'".into()], "0.toml:1: socket = \"api.sock\" is a rel"),
         ("no name", vec![format!("\n[[vm]]\nuuid = '{ONE}'\nvsock-cid = 3")], "0.toml:2: [[vm]] has no name"),
         ("no uuid", vec!["\n\n[[vm]]\nname = 'a'\n".into()], "0.toml:3: [[vm]] has no uuid"),
-        ("name", vec![good.replace("'a'", "'A_b'")], "0.toml:3: name \"A_b\" is no DNS name"),
-        ("empty name", vec![good.replace("'a'", "''")], "0.toml:3: name \"\" is no DNS name"),
-        ("uuid", vec![good.replace(ONE, "6f1c")], "0.toml:4: uuid \"6f1c\" is no UUID"),
+        ("name", vec![good.replace("'a'", "'A_b'")], "0.toml:3: name \"A_b\" is not a DNS name"),
+        ("empty name", vec![good.replace("'a'", "''")], "0.toml:3: name \"\" is not a DNS name"),
+        ("uuid", vec![good.replace(ONE, "6f1c")], "0.toml:4: uuid \"6f1c\" is not a UUID"),
         (
             "dmi-uuid",
             vec![vm("vsock-cid = 3\ndmi-uuid = ''")],
-            "0.toml:6: dmi-uuid \"\" is no UUID; write it like 6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d, as QEMU's -uuid has it; or \"none\"",
+            "0.toml:6: dmi-uuid \"\" is not a UUID; write it like 6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d, as \
+             QEMU's -uuid has it; or \"none\"",
         ),
-        ("no dial", vec![vm("")], "0.toml:2: [[vm]] says no way to reach"),
-        ("two dials", vec![vm("vsock-cid = 3\nvsock-socket = '/a'")], "0.toml:2: [[vm]] says more than one"),
-        ("cid", vec![vm("vsock-cid = 2")], "0.toml:5: vsock-cid = 2: guests have CIDs from 3"),
+        ("no dial", vec![vm("")], "0.toml:2: [[vm]] has no way to reach"),
+        ("two dials", vec![vm("vsock-cid = 3\nvsock-socket = '/a'")], "0.toml:2: [[vm]] has more than one"),
+        ("cid", vec![vm("vsock-cid = 2")], "0.toml:5: vsock-cid = 2: the CIDs of guests begin at 3"),
         ("port", vec![vm("vsock-cid = 3\nport = 0")], "0.toml:6: port = 0"),
-        ("unix port", vec![vm("unix-socket = '/a'\nport = 5")], "0.toml:6: port has no meaning"),
+        ("unix port", vec![vm("unix-socket = '/a'\nport = 5")], "0.toml:6: port has no effect"),
         ("volumes", vec!["volumes-dir = 'v'".into()], "0.toml:1: volumes-dir = \"v\" is a relative path"),
         ("metrics", vec!["metrics = '0.0.0.0:1'".into()], "0.toml:1: metrics = \"0.0.0.0:1\" is not on"),
-        ("metrics port", vec!["metrics = '127.0.0.1'".into()], "0.toml:1: metrics = \"127.0.0.1\" is no"),
-        ("limit", vec!["[limits]\nusers = 0".into()], "0.toml:2: limits.users = 0: it may be 1 to"),
-        ("zone", vec!["[topology]\nzone = 'a b'".into()], "0.toml:2: topology.zone = \"a b\": Kubernetes"),
+        (
+            "metrics port",
+            vec!["metrics = '127.0.0.1'".into()],
+            "0.toml:1: metrics = \"127.0.0.1\" is not an address",
+        ),
+        ("limit", vec!["[limits]\nusers = 0".into()], "0.toml:2: limits.users = 0: use 1 to"),
+        ("zone", vec!["[topology]\nzone = 'a b'".into()], "0.toml:2: topology.zone = \"a b\": a label may"),
         (
             "denied label",
             vec!["[topology.labels]\na = 'b'\n'node-role.kubernetes.io/x' = 'y'".into()],
-            "0.toml:3: topology.labels: \"node-role.kubernetes.io/x\": the API server (NodeRestriction) lets no",
+            "0.toml:3: topology.labels: \"node-role.kubernetes.io/x\": the API server (NodeRestriction) does not let",
         ),
         (
             "long label",
@@ -125,16 +130,16 @@ fn what_is_wrong_is_named_with_file_and_line() {
         (
             "time",
             vec!["[limits]\nunread-seconds = 0".into()],
-            "0.toml:2: limits.unread-seconds = 0: it may be 1 to 3600",
+            "0.toml:2: limits.unread-seconds = 0: use 1 to 3600",
         ),
         (
             "long time",
             vec!["[limits]\nbusy-seconds = 61".into()],
-            "0.toml:2: limits.busy-seconds = 61: it may be 1 to 60",
+            "0.toml:2: limits.busy-seconds = 61: use 1 to 60",
         ),
         ("unknown limit", vec!["[limits]\nuser = 1".into()], "0.toml:2: unknown field `user`"),
         ("qmp", vec![vm("vsock-cid = 3\nqmp = 'q'")], "0.toml:6: qmp = \"q\" is a relative path"),
-        ("console", vec![vm("vsock-cid = 3\nconsole = 'a'")], "0.toml:6: console has no meaning without qmp"),
+        ("console", vec![vm("vsock-cid = 3\nconsole = 'a'")], "0.toml:6: console has no effect without qmp"),
         (
             "console label",
             vec![vm("vsock-cid = 3\nqmp = '/q'\nconsole = 'a b'")],
@@ -143,29 +148,29 @@ fn what_is_wrong_is_named_with_file_and_line() {
         (
             "console socket",
             vec![vm("vsock-cid = 3\nqmp = '/q'\nconsole = '/q'")],
-            "0.toml:7: socket \"/q\" is used a second time",
+            "0.toml:7: socket \"/q\" is already used",
         ),
         ("long", vec![vm(&format!("vsock-socket = '/{}'", "a".repeat(107)))], "0.toml:5: vsock-socket is"),
         ("cluster", vec![vm("vsock-cid = 3\ncluster = \"a\\u0007\"")], "0.toml:6: cluster is longer"),
         (
             "same name",
             vec![good.clone(), good.replace(ONE, TWO).replace('3', "4")],
-            "1.toml:3: name \"a\" is used a second time, first at 0.toml:3",
+            "1.toml:3: name \"a\" is already used at 0.toml:3",
         ),
         (
             "same uuid",
             vec![good.clone(), good.replace("'a'", "'b'").replace("= 3", "= 4")],
-            "1.toml:4: uuid \"6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d\" is used a second time",
+            "1.toml:4: uuid \"6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d\" is already used",
         ),
         (
             "same cid",
             vec![good.clone(), good.replace("'a'", "'b'").replace(ONE, TWO)],
-            "1.toml:5: vsock-cid \"3\" is used a second time",
+            "1.toml:5: vsock-cid \"3\" is already used",
         ),
         (
             "same socket",
             vec![vm("vsock-socket = '/s'\nqmp = '/s'")],
-            "0.toml:6: socket \"/s\" is used a second time, first at 0.toml:5",
+            "0.toml:6: socket \"/s\" is already used at 0.toml:5",
         ),
         ("unknown", vec![vm("vsock-cid = 3\ncidd = 4")], "0.toml:6: unknown field `cidd`"),
     ];
@@ -228,7 +233,7 @@ fn what_is_wrong_with_pools_and_clusters_is_named_with_file_and_line() {
     assert_wrong(vec![
         ("no name", vec!["\n[[pool]]\npath = '/a'".into()], "0.toml:2: [[pool]] has no name"),
         ("no path", vec![pool("")], "0.toml:2: [[pool]] has no path"),
-        ("name", vec![good.replace("'fast'", "'Fast'")], "0.toml:3: name \"Fast\" is no DNS name"),
+        ("name", vec![good.replace("'fast'", "'Fast'")], "0.toml:3: name \"Fast\" is not a DNS name"),
         ("long name", vec![good.replace("'fast'", &format!("'{long}'"))], "0.toml:3: name has more than 63"),
         ("relative", vec![pool("path = 'a'")], "0.toml:4: path = \"a\" is a relative path"),
         ("format", vec![pool("path = '/a'\nformat = 'vmdk'")], "0.toml:5: unknown variant `vmdk`"),
@@ -236,18 +241,18 @@ fn what_is_wrong_with_pools_and_clusters_is_named_with_file_and_line() {
         (
             "seconds",
             vec![pool("path = '/a'\nanswer-seconds = 0")],
-            "0.toml:5: pool.answer-seconds = 0: it may be",
+            "0.toml:5: pool.answer-seconds = 0: use 1 to",
         ),
         ("unknown key", vec![pool("path = '/a'\nfat = 1")], "0.toml:5: unknown field `fat`"),
         (
             "same name",
             vec![good.clone(), pool("path = '/b'")],
-            "1.toml:3: pool \"fast\" is used a second time, first at 0.toml:3",
+            "1.toml:3: pool \"fast\" is already used at 0.toml:3",
         ),
         (
             "same path",
             vec![good.clone(), good.replace("'fast'", "'b'")],
-            "1.toml:4: path \"/srv/fast\" is used a second time, first at 0.toml:4",
+            "1.toml:4: path \"/srv/fast\" is already used at 0.toml:4",
         ),
         (
             "two defaults",
@@ -255,27 +260,23 @@ fn what_is_wrong_with_pools_and_clusters_is_named_with_file_and_line() {
                 pool("path = '/a'\ndefault = true"),
                 "[[pool]]\nname = 'b'\npath = '/b'\ndefault = true".into(),
             ],
-            "1.toml:4: default \"true\" is used a second time",
+            "1.toml:4: default \"true\" is already used",
         ),
         (
             "size",
             vec!["[cluster.dev]\nmax-bytes = '5X'".into()],
             "0.toml:2: max-bytes = \"5X\": give a number",
         ),
-        (
-            "no cluster",
-            vec!["[cluster.'']\nmax-volumes = 1".into()],
-            "0.toml:1: [cluster] with an empty name",
-        ),
+        ("no cluster", vec!["[cluster.'']\nmax-volumes = 1".into()], "0.toml:1: [cluster] has an empty name"),
         (
             "class",
             vec![good.clone(), "[cluster.dev]\nclasses = ['fast',\n 'fats']".into()],
-            "1.toml:3: classes names \"fats\", and no [[pool]]",
+            "1.toml:3: classes has \"fats\", but no [[pool]]",
         ),
         (
             "controller",
             vec!["[cluster.dev]\ncontrollers = ['a']".into()],
-            "0.toml:2: controllers names \"a\", and no [[vm]] of the cluster dev",
+            "0.toml:2: controllers has \"a\", but no [[vm]] of the cluster dev",
         ),
         ("unknown in cluster", vec!["[cluster.dev]\nclass = 'a'".into()], "0.toml:2: unknown field `class`"),
     ]);
@@ -305,27 +306,27 @@ fn rules_of_access_and_where_it_is_written_down() {
 fn what_is_wrong_with_rules_of_access_is_named_with_file_and_line() {
     let rule = |rest: &str| format!("\n[[access]]\nusers = ['alice']\n{rest}\n");
     assert_wrong(vec![
-        ("nobody", vec!["\n[[access]]\nverbs = ['ls']".into()], "0.toml:2: [[access]] names nobody"),
+        ("nobody", vec!["\n[[access]]\nverbs = ['ls']".into()], "0.toml:2: [[access]] applies to nobody"),
         (
             "nobody else",
             vec!["[[access]]\nusers = []\nverbs = ['ls']".into()],
-            "0.toml:1: [[access]] names nobody",
+            "0.toml:1: [[access]] applies to nobody",
         ),
         ("nothing", vec![rule("vms = ['a']")], "0.toml:2: [[access]] allows nothing"),
         (
             "verb",
             vec![rule("verbs = ['ls',\n'frob']")],
-            "0.toml:5: verbs has \"frob\", and there is no such verb; known",
+            "0.toml:5: verbs has the unknown verb \"frob\"; the verbs",
         ),
         (
             "role",
             vec![rule("roles = ['root']")],
-            "0.toml:4: roles has \"root\", and there is no such role; known are",
+            "0.toml:4: roles has the unknown role \"root\"; the roles are",
         ),
         (
             "name",
             vec![rule("roles = ['all']\ngroups = ['*']")],
-            "0.toml:5: groups has \"*\", which can be no name",
+            "0.toml:5: groups has \"*\", which cannot be a name",
         ),
         (
             "pattern",
@@ -340,7 +341,7 @@ fn what_is_wrong_with_rules_of_access_is_named_with_file_and_line() {
         (
             "no VM",
             vec![rule("roles = ['all']\nvms = []")],
-            "0.toml:5: vms is empty, so that the rule covers nothing",
+            "0.toml:5: vms is empty, so the rule covers nothing",
         ),
         ("key", vec![rule("role = ['all']")], "0.toml:4: unknown field `role`"),
         (
@@ -373,15 +374,15 @@ fn a_node_takes_what_holds_for_all_of_its_vms() {
 fn what_another_role_has_is_refused_where_it_is() {
     let vm = format!("\n[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\n");
     for (role, text, expected) in [
-        (Role::Node, vm.as_str(), "0.toml:2: VMs are found by the Kubernetes API; remove [[vm]]"),
+        (Role::Node, vm.as_str(), "0.toml:2: VMs are found through the Kubernetes API; remove [[vm]]"),
         (
             Role::Node,
             "\n\n[[pool]]\nname = 'a'\npath = '/a'",
-            "0.toml:3: there are no pools: volumes of VMs are claims",
+            "0.toml:3: there are no pools: volumes are claims",
         ),
-        (Role::Node, "[topology]\nzone = 'a'", "0.toml:1: the labels of the Node say where a node is"),
-        (Role::Node, "\ntopology.zone = 'a'", "the labels of the Node say where a node is"),
-        (Role::Node, "[topology.labels]\na = 'b'", "the labels of the Node say where a node is"),
+        (Role::Node, "[topology]\nzone = 'a'", "0.toml:1: the topology is read from the labels of the Node"),
+        (Role::Node, "\ntopology.zone = 'a'", "the topology is read from the labels of the Node"),
+        (Role::Node, "[topology.labels]\na = 'b'", "the topology is read from the labels of the Node"),
         (
             Role::Machine,
             "\n[kubevirt]\nport = 970",
@@ -392,14 +393,14 @@ fn what_another_role_has_is_refused_where_it_is() {
             "metrics = '0.0.0.0:9970'",
             "0.toml:1: metrics = \"0.0.0.0:9970\" is not on loopback",
         ),
-        (Role::Node, "kubevirt.port = 0", "0.toml:1: kubevirt.port = 0 is no port"),
+        (Role::Node, "kubevirt.port = 0", "0.toml:1: kubevirt.port = 0 is not a port"),
         (Role::Node, "kubevirt.sockets = 'a'", "0.toml:1: kubevirt.sockets = \"a\" is a relative path"),
         (Role::Node, "kubevirt.node-labels = ['a', 'b c']", "0.toml:1: kubevirt.node-labels: \"b c\""),
         (Role::Node, "kubevirt.vm = 1", "unknown field `vm`"),
         (
             Role::Controller,
             "kubevirt.controller = ':9971'",
-            "0.toml:1: kubevirt.controller = \":9971\" is no address",
+            "0.toml:1: kubevirt.controller = \":9971\" is not an address",
         ),
         (Role::Controller, "kubevirt.access-mode = 'RWX'", "unknown variant `RWX`"),
         (Role::Controller, "[[pool]]\nname = 'a'\npath = '/a'", "0.toml:1: there are no pools"),

@@ -109,7 +109,8 @@ pub(super) fn remark(source: &Source, vms: &[Spanned<VmFragment>]) -> Option<Str
         port.or_else(|| vm.callback_socket.as_ref().map(|path| ("callback-socket", path.span().start)))
     };
     let (key, at) = vms.iter().find_map(|vm| of(vm.get_ref()))?;
-    let why = "has no meaning any more, there and in other tables: what a guest asks comes over its only connection; remove it";
+    let why = "no longer has any effect, here and in other tables: requests of a guest come over its only \
+               connection; remove it";
     Some(Error::at(&source.file, &source.text, at, format!("{key} {why}")).to_string())
 }
 
@@ -150,7 +151,7 @@ impl Checker<'_, '_> {
         let cluster = vm.cluster.as_ref().map(|cluster| cluster.get_ref().clone()).unwrap_or_default();
         let max_volumes = match &vm.max_volumes {
             Some(count) if *count.get_ref() > MOST_VOLUMES => {
-                let problem = format!("max-volumes = {}: it may be 0 to {MOST_VOLUMES}", count.get_ref());
+                let problem = format!("max-volumes = {}: use 0 to {MOST_VOLUMES}", count.get_ref());
                 return Err(self.source.wrong(count, problem));
             }
             Some(count) => *count.get_ref(),
@@ -164,8 +165,8 @@ impl Checker<'_, '_> {
     fn console(&mut self, spelled: &Spanned<String>) -> Result<ConsoleSettings, Error> {
         let text = spelled.get_ref();
         if self.vm.get_ref().qmp.is_none() {
-            let problem =
-                "console has no meaning without qmp: the hypervisor is asked by it; set qmp".to_owned();
+            let problem = "console has no effect without qmp, through which the hypervisor is asked; set qmp"
+                .to_owned();
             return Err(self.source.wrong(spelled, problem));
         }
         if text.starts_with('/') {
@@ -192,7 +193,7 @@ impl Checker<'_, '_> {
         for (spelled, network) in found.get_ref() {
             let address = hardware_address(spelled).ok_or_else(|| {
                 let problem = format!(
-                    "networks has {spelled:?}, which is no hardware address; write it like 52:54:00:12:34:56"
+                    "networks has {spelled:?}, which is not a hardware address; write it like 52:54:00:12:34:56"
                 );
                 self.source.wrong(found, problem)
             })?;
@@ -210,7 +211,9 @@ impl Checker<'_, '_> {
             (Some(cid), None, None) => {
                 let number = *cid.get_ref();
                 if !(FIRST_GUEST_CID..u32::MAX).contains(&number) {
-                    let problem = format!("vsock-cid = {number}: guests have CIDs from {FIRST_GUEST_CID} on");
+                    let problem = format!(
+                        "vsock-cid = {number}: the CIDs of guests begin at {FIRST_GUEST_CID}"
+                    );
                     return Err(self.source.wrong(cid, problem));
                 }
                 self.unique("vsock-cid", cid, &number.to_string())?;
@@ -222,19 +225,18 @@ impl Checker<'_, '_> {
             }
             (None, None, Some(path)) => {
                 if let Some(port) = &vm.port {
-                    let problem = "port has no meaning with unix-socket; remove it".to_owned();
+                    let problem = "port has no effect with unix-socket; remove it".to_owned();
                     return Err(self.source.wrong(port, problem));
                 }
                 Ok(DialSettings::Unix { path: self.socket("unix-socket", path)? })
             }
             (None, None, None) => Err(self.source.wrong(
                 self.vm,
-                "[[vm]] says no way to reach the agent; add vsock-cid or vsock-socket".to_owned(),
+                "[[vm]] has no way to reach the agent; add vsock-cid or vsock-socket".to_owned(),
             )),
             _ => Err(self.source.wrong(
                 self.vm,
-                "[[vm]] says more than one way to reach the agent; keep one of vsock-cid, vsock-socket and \
-                 unix-socket"
+                "[[vm]] has more than one way to reach the agent; keep one of vsock-cid, vsock-socket and unix-socket"
                     .to_owned(),
             )),
         }
@@ -244,7 +246,7 @@ impl Checker<'_, '_> {
     fn port(&self) -> Result<u32, Error> {
         match &self.vm.get_ref().port {
             Some(port) if !(1..=MAX_PORT).contains(port.get_ref()) => {
-                let problem = format!("port = {}: a vsock port is 1 to {MAX_PORT}", port.get_ref());
+                let problem = format!("port = {}: use 1 to {MAX_PORT}", port.get_ref());
                 Err(self.source.wrong(port, problem))
             }
             Some(port) => Ok(*port.get_ref()),
@@ -285,7 +287,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "name {name:?} is no DNS name; use lower-case letters, digits, - and ., beginning and ending with a \
+        "name {name:?} is not a DNS name; use lower-case letters, digits, - and ., beginning and ending with a \
          letter or digit"
     ))
 }
@@ -311,6 +313,6 @@ fn canonical_uuid(spelled: &str) -> Result<String, String> {
         return Ok(spelled.to_ascii_lowercase());
     }
     Err(format!(
-        "uuid {spelled:?} is no UUID; write it like 6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d, as QEMU's -uuid has it"
+        "uuid {spelled:?} is not a UUID; write it like 6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d, as QEMU's -uuid has it"
     ))
 }

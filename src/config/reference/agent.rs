@@ -25,29 +25,34 @@ pub(super) const AGENT: &[Row] = &[
     (
         "qga.fsfreeze-hook",
         "none",
-        "what is run before a freeze, with the word `freeze`, and after a thaw, with `thaw`; `\"\"` for none",
+        "program run before a freeze, with the argument `freeze`, and after a thaw, with `thaw`; `\"\"` for none",
     ),
     (
         "qga.exec.paths",
         "all",
-        "the only programs that guest-exec may run: files, or directories with all that is below them. They get the agent's environment: `env` is refused, because by variables such as `LD_PRELOAD` or `BASH_ENV` other programs can be run",
+        "the only programs that guest-exec may run: files, or directories with everything below them. They \
+         get the agent's environment: `env` is refused, because variables such as `LD_PRELOAD` or `BASH_ENV` \
+         can run other programs",
     ),
     (
         "qga.exec.output-deadline",
         "`\"10s\"`",
-        "how long after a program's end guest-exec-status waits for its outputs to be closed, from 1 s to 1 h: processes that it has started may write to them yet. What comes later is dropped, and `out-truncated` or `err-truncated` says so",
+        "how long after a program's end guest-exec-status waits for its outputs to be closed, from 1 s to 1 \
+         h: processes that it has started may still write to them. Later output is dropped, and \
+         `out-truncated` or `err-truncated` says so",
     ),
     (
         "qga.files.paths",
         "all",
-        "the only files that guest-file-open may open: files, or directories with all that is below them",
+        "the only files that guest-file-open may open: files, or directories with everything below them",
     ),
     ("qga.files.read-only", "`false`", "guest-file-open opens for reading only"),
     ("qga.passwords.allow", "`true`", "whether guest-set-user-password may be called"),
     (
         "qga.freeze.deadline",
         "`\"2min\"`",
-        "how long file systems stay frozen when nobody thaws them, from 1 s to 1 h. From 3 min on systemd-journald may be killed by its watchdog",
+        "how long file systems stay frozen if nobody thaws them, from 1 s to 1 h. With 3 min or more, \
+         systemd-journald may be killed by its watchdog",
     ),
     (
         "qga.freeze.hook-deadline",
@@ -59,19 +64,20 @@ pub(super) const AGENT: &[Row] = &[
         "`\"50s\"`, or the deadline of one hook if that is longer",
         "how long all hooks may take together, from 1 s to 1 h: KubeVirt waits 60 s for the answer to a freeze",
     ),
-    ("control.listen", "`\"vsock\"`", "where the host half comes from: `vsock`, `none`, or `unix:/path`"),
+    ("control.listen", "`\"vsock\"`", "where the host half connects: `vsock`, `none`, or `unix:/path`"),
     ("control.port", "`970`", "vsock port, from 1 to 1023"),
     (
         "callback.listen",
         "",
-        "of earlier versions, ignored: what the guest asks goes over the control channel",
+        "from earlier versions, ignored: requests of the guest go over the control channel",
     ),
-    ("callback.port", "", "of earlier versions, ignored"),
-    ("vsock.peer-cid", "`2`", "the only vsock context that is let in: the host"),
+    ("callback.port", "", "from earlier versions, ignored"),
+    ("vsock.peer-cid", "`2`", "the only vsock context whose connections are accepted: the host"),
     (
         "vsock.hybrid",
         "`false`",
-        "let the host half in from any source port; needed where the hypervisor has hybrid vsock (Firecracker, Cloud Hypervisor, vhost-device-vsock), where the mode of the host's socket file guards instead",
+        "accept the host half from any source port; needed where the hypervisor has hybrid vsock \
+         (Firecracker, Cloud Hypervisor, vhost-device-vsock), where the mode of the host's socket file guards instead",
     ),
     (
         "freeze.receipts-dir",
@@ -86,7 +92,8 @@ pub(super) const AGENT: &[Row] = &[
     (
         "freeze.applications-deadline",
         "`\"30s\"`",
-        "how long applications may take to be held, from 1 s to 1 h, within `qga.freeze.hooks-deadline`. One that is late costs the receipt a level",
+        "how long applications may take to be held, from 1 s to 1 h, within `qga.freeze.hooks-deadline`. If \
+         one is late, the receipt's level is lower",
     ),
     (
         "freeze.require",
@@ -101,29 +108,32 @@ pub(super) const AGENT: &[Row] = &[
     (
         "freeze.application.target",
         "",
-        "where it is: the path of its socket; of an etcd its URL on this machine, or a JSON document with it. See [freeze.md](freeze.md#applications)",
+        "where it listens: the path of its socket; for etcd, its URL on this machine, or a JSON document with \
+         it. See [freeze.md](freeze.md#applications)",
     ),
     (
         "freeze.application.user",
         "the socket's owner, unless that is root",
-        "whose socket it has to be; or as whom the commands run, which has to be said",
+        "owner that the socket must have; or the user that the commands run as, which must be set",
     ),
-    ("freeze.application.name", "", "what people call an application that has commands instead of a kind"),
+    ("freeze.application.name", "", "the display name of an application that has commands instead of a kind"),
     (
         "freeze.application.freeze",
         "",
-        "a program and its arguments, such as `[\"/usr/lib/shop/hold\", \"now\"]`: when it has ended well, the application is held",
+        "a program and its arguments, such as `[\"/usr/lib/shop/hold\", \"now\"]`: when it has exited with \
+         status 0, the application is held",
     ),
     (
         "freeze.application.thaw",
         "",
         "the same for the end of the freeze; it is run whatever became of the other one",
     ),
-    ("freeze.application.data", "", "the directories with its data, which have to be frozen with it"),
+    ("freeze.application.data", "", "the directories with its data, which must be frozen with it"),
     (
         "csi.enabled",
         "`\"auto\"`",
-        "whether kubelet is served volumes: `true`, `false`, or `\"auto\"`: as soon as and as long as its directory exists. See [csi.md](csi.md)",
+        "whether volumes are served to kubelet: `true`, `false`, or `\"auto\"`: as soon as and as long as its \
+         directory exists. See [csi.md](csi.md)",
     ),
     ("csi.driver", "`\"driver.harvesterhci.io\"`", "the driver's name"),
     ("csi.kubelet-root", "`/var/lib/kubelet`", "kubelet's directory"),
@@ -140,7 +150,7 @@ pub(super) const AGENT: &[Row] = &[
     (
         "csi.topology",
         "none",
-        "keys of what kubelet is told about where this guest is; known is `guestlet.io/host`, `topology.host` of the host half",
+        "topology keys that are reported to kubelet; the only one is `guestlet.io/host`, `topology.host` of the host half",
     ),
     (
         "exec.ring-bytes",
@@ -155,12 +165,13 @@ pub(super) const AGENT: &[Row] = &[
     (
         "file-systems.full-percent",
         "`90`",
-        "what is in use of the bytes or the inodes of a file system that is about to fill, from 10 to 100",
+        "percentage of used bytes or inodes from which a file system counts as about to fill, from 10 to 100",
     ),
     (
         "forward.connections",
         "`1024`",
-        "connections of `guestctl forward` with what listens in this guest that there may be at a time, from 1 to 2048; one caller may have all but 24. See [forward.md](forward.md)",
+        "maximum number of simultaneous connections of `guestctl forward` through this guest, from 1 to 2048; \
+         one caller may have all but 24. See [forward.md](forward.md)",
     ),
     (
         "cloud.socket",
@@ -170,7 +181,7 @@ pub(super) const AGENT: &[Row] = &[
     (
         "trust.state-dir",
         "`/var/lib/guestlet`",
-        "where the guest keeps its own key, once it is given one. See [keys.md](keys.md)",
+        "where the guest keeps its own key, once it has been given keys of host halves. See [keys.md](keys.md)",
     ),
     (
         "topology.drop-ins",
@@ -186,9 +197,10 @@ pub(super) const AGENT: &[Row] = &[
     (
         "topology.zone-change",
         "`\"update\"`",
-        "what becomes of the Node's zone and region when the guest runs elsewhere: `update`, `keep` (an annotation says where it runs) or `report` (and an event warns)",
+        "what happens to the Node's zone and region when the guest has moved elsewhere: `update`, `keep` (an \
+         annotation says where it runs) or `report` (and an event warns)",
     ),
-    ("topology.report-only", "`false`", "say what the labels would be, and change nothing"),
+    ("topology.report-only", "`false`", "report what the labels would be, and change nothing"),
     (
         "topology.provider-id",
         "`false`",
@@ -197,7 +209,8 @@ pub(super) const AGENT: &[Row] = &[
     (
         "policy.mode",
         "`\"enforce\"`",
-        "what becomes of a call that no grant gives: `enforce` denies it, `audit` lets it pass and writes down that it would be denied. See [security.md](security.md)",
+        "what happens to a call that no grant allows: `enforce` denies it, `audit` allows it and records that \
+         it would be denied. See [security.md](security.md)",
     ),
     (
         "audit.file",
@@ -228,24 +241,27 @@ pub(super) const AGENT: &[Row] = &[
     (
         "grant.exec",
         "all",
-        "the only programs that may be run by this grant, and without `env`: `{ paths = [\"/usr/bin/journalctl\"] }`, files or directories",
+        "the only programs that this grant allows, without `env`: `{ paths = [\"/usr/bin/journalctl\"] }`, \
+         files or directories",
     ),
     (
         "grant.files",
         "all",
-        "the only files that may be opened by it: `{ paths = [\"/var/log\"], read-only = true }`",
+        "the only files that it allows to be opened: `{ paths = [\"/var/log\"], read-only = true }`",
     ),
     (
         "grant.forward",
         "none",
-        "what may be reached through this guest by it: `[\"22\", \"127.0.0.1:5432\", \"unix:/run/app.sock\"]`. See [forward.md](forward.md)",
+        "the targets that it allows to be reached through this guest: `[\"22\", \"127.0.0.1:5432\", \
+         \"unix:/run/app.sock\"]`. See [forward.md](forward.md)",
     ),
     ("log.verbose", "`false`", "log each call"),
     ("log.file", "the journal", "log to this file"),
     (
         "runtime-dir",
         "`/run/guestlet`",
-        "what lasts until the next boot: the socket of `guestlet status`, `identity.json`, what the host half calls this guest, and `topology.json`, where it runs",
+        "directory for what lasts until the next boot: the socket of `guestlet status`, `identity.json`, what \
+         the host half calls this guest, and `topology.json`, where it runs",
     ),
     (
         "qemu-ga-files",

@@ -27,51 +27,53 @@ pub(super) const HOST: &[Row] = &[
     (
         "load-balancers.state-dir",
         "`/var/lib/guestlet-host/load-balancers`",
-        "where it is kept which addresses the Services of clusters have. See [load-balancers.md](load-balancers.md)",
+        "where the addresses of the Services of clusters are recorded. See [load-balancers.md](load-balancers.md)",
     ),
     (
         "load-balancers.nft",
         "`/usr/sbin/nft`",
-        "the program by which the kernel is told what to forward (package nftables)",
+        "the program that sets the kernel's forwarding rules (package nftables)",
     ),
     (
         "load-balancers.release-after-seconds",
         "`86400` for `guestlet-host controller`, else `0`",
-        "for how long no VM of a cluster has to have existed until its load balancers are given back; `0`: they stay until somebody \
-         gives them back. On a machine only for clusters that have no VM on other machines: see [load-balancers.md](load-balancers.md)",
+        "how long a cluster must have had no VM before its load balancers are released; `0`: they stay until \
+         somebody releases them. On a machine only for clusters that have no VM on other machines: see \
+         [load-balancers.md](load-balancers.md)",
     ),
     ("vm.name", "", "unique on this host, a DNS name"),
-    ("vm.uuid", "", "lasting: volumes and clusters know the VM by it"),
+    ("vm.uuid", "", "must never change: volumes and clusters identify the VM by it"),
     (
         "vm.dmi-uuid",
         "`vm.uuid`",
-        "what the guest must read from DMI; `\"none\"` for a VM without DMI, such as QEMU's microvm",
+        "what the guest must report as its DMI UUID; `\"none\"` for a VM without DMI, such as QEMU's microvm",
     ),
     ("vm.cluster", "none", "the cluster that the guest belongs to"),
     ("vm.vsock-cid", "", "how the agent is reached: the guest's address on kernel vhost-vsock"),
     ("vm.vsock-socket", "", "or hybrid vsock: the hypervisor's unix socket"),
     ("vm.unix-socket", "", "or a unix socket that leads straight to an agent"),
-    ("vm.callback-socket", "", "of earlier versions, ignored"),
+    ("vm.callback-socket", "", "from earlier versions, ignored"),
     (
         "vm.max-volumes",
         "`240`",
-        "how many volumes of its cluster a VM may have, if it has places for them, as its kubelet is told; `0` for all places",
+        "how many volumes of its cluster a VM may have, if it has slots for them, as reported to its kubelet; \
+         `0` for all slots",
     ),
     (
         "vm.networks",
         "none",
         "which networks of this host it is attached to, by its hardware addresses: `{ \"52:54:00:12:34:56\" = \"lan\" }`; \
-         nothing is forwarded to a VM without",
+         nothing is forwarded to a VM without any",
     ),
     ("vm.port", "`970`", "the agent's vsock port"),
-    ("vm.callback-port", "", "of earlier versions, ignored"),
+    ("vm.callback-port", "", "from earlier versions, ignored"),
     (
         "vm.console",
         "the first serial port",
         "which console `guestctl console` shows: the identifier of one of QEMU's character devices, or the path of its unix socket. See \
          [console.md](console.md)",
     ),
-    ("vm.qmp", "none", "a QMP socket of guestlet-host's own: tells whether the VM runs, and plugs disks"),
+    ("vm.qmp", "none", "a QMP socket for guestlet-host alone: shows whether the VM runs, and plugs disks"),
     (
         "pool.name",
         "",
@@ -79,14 +81,14 @@ pub(super) const HOST: &[Row] = &[
     ),
     ("pool.path", "", "its directory, which QEMU's user must be able to reach, and only root may write to"),
     ("pool.format", "`\"raw\"`", "how images are kept: `raw` or `qcow2`"),
-    ("pool.allocation", "`\"thin\"`", "whether room for all of them is reserved: `thin` or `full`"),
-    ("pool.bus", "by the VM", "what guests see its volumes on: `scsi` or `virtio`"),
-    ("pool.default", "the first", "`true` for the class of volumes that name none"),
+    ("pool.allocation", "`\"thin\"`", "whether their full size is reserved: `thin` or `full`"),
+    ("pool.bus", "by the VM", "the bus on which guests see its volumes: `scsi` or `virtio`"),
+    ("pool.default", "the first", "`true` for the class of volumes that request none"),
     (
         "pool.answer-seconds",
         "`30`",
-        "for how long a call waits for its file system, 1 to 3600; it is refused then, and so are those after it until \
-         the file system answers",
+        "how long a call waits for its file system, 1 to 3600; after that it and later calls are refused \
+         until the file system answers",
     ),
     (
         "address-pool.name",
@@ -109,11 +111,7 @@ pub(super) const HOST: &[Row] = &[
         "all",
         "the clusters that get addresses of it; names or patterns such as `\"team-*\"`",
     ),
-    (
-        "address-pool.priority",
-        "`0`",
-        "of the pools that match, the one with the greatest number is tried first",
-    ),
+    ("address-pool.priority", "`0`", "of the matching pools, the one with the highest number is tried first"),
     (
         "address-pool.forward-to",
         "none",
@@ -128,7 +126,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "address-pool.reserved-ports",
         "`[22]`, with `interface` none",
-        "ports at these addresses that this host forwards to nobody",
+        "ports of these addresses that this host never forwards",
     ),
     ("cluster.<name>.max-load-balancers", "`1024`", "how many load balancers a cluster may have"),
     ("cluster.<name>.max-volumes", "`4096`", "how many volumes a cluster may have"),
@@ -161,7 +159,8 @@ pub(super) const HOST: &[Row] = &[
     (
         "scrape.job",
         "",
-        "exporters in guests whose metrics this host hands on; each is a table `[[scrape]]`, and this is what Prometheus calls it. See \
+        "exporters in guests whose metrics this host passes on; each is a table `[[scrape]]`, and this is \
+         what Prometheus calls it. See \
          [metrics.md](metrics.md#exporters-in-guests)",
     ),
     (
@@ -175,18 +174,18 @@ pub(super) const HOST: &[Row] = &[
     (
         "scrape.interval-seconds",
         "as Prometheus has it",
-        "how often Prometheus is to ask, from 1 to 3600, as `/sd` tells it",
+        "how often Prometheus should scrape, from 1 to 3600, as `/sd` tells it",
     ),
     ("scrape.timeout-seconds", "`5`", "how long an exporter may take, from 1 to 60"),
     (
         "scrape.max-bytes",
         "`4194304`",
-        "bytes of its answer, from 1024 to 16777216; of a larger one nothing is handed on",
+        "bytes of its answer, from 1024 to 16777216; nothing of a larger one is passed on",
     ),
     (
         "scrape.max-series",
         "`5000`",
-        "series of its answer, from 1 to 50000; of one with more nothing is handed on",
+        "series of its answer, from 1 to 50000; nothing of one with more is passed on",
     ),
     (
         "access.users",
@@ -219,7 +218,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "kubevirt.max-volumes",
         "`240`",
-        "how many volumes of its cluster a VM may have, as its kubelet is told",
+        "how many volumes of its cluster a VM may have, as reported to its kubelet",
     ),
     (
         "kubevirt.node-labels",
@@ -242,9 +241,9 @@ pub(super) const HOST: &[Row] = &[
         "`\"ReadWriteMany\"`",
         "of `guestlet-host controller`: the access mode of the claims that volumes are; VMs can be migrated with `ReadWriteMany` alone",
     ),
-    ("topology.region", "none", "where this host is; each guest is told. See [topology.md](topology.md)"),
+    ("topology.region", "none", "where this host is, as each guest is told. See [topology.md](topology.md)"),
     ("topology.zone", "none", "the failure domain within the region"),
-    ("topology.host", "its host name", "what guests are told that this host is called"),
+    ("topology.host", "its host name", "the name of this host that guests are told"),
     (
         "topology.labels",
         "none",
@@ -254,16 +253,17 @@ pub(super) const HOST: &[Row] = &[
     (
         "limits.bytes-per-second",
         "`262144`",
-        "bytes of a guest on its connection; eight times as many at once",
+        "bytes per second of a guest on its connection; bursts of eight times as many",
     ),
-    ("limits.events-per-second", "`64`", "events of a guest in the long run"),
+    ("limits.events-per-second", "`64`", "events per second of a guest on average"),
     ("limits.event-burst", "`1024`", "events of a guest at once"),
     ("limits.events-kept", "`128`", "events of each VM that `watch --since` can show"),
-    ("limits.history-bytes", "`65536`", "bytes that these may take"),
+    ("limits.history-bytes", "`65536`", "bytes that these may occupy"),
     (
         "limits.state-bytes",
         "`1048576`",
-        "bytes of memory that the known state of a guest may take; what would be more is left out, and `guestctl info` says what",
+        "bytes of memory that the known state of a guest may take; anything beyond that is left out, as \
+         `guestctl info` shows",
     ),
     ("limits.interfaces", "`256`", "network interfaces of a guest"),
     ("limits.addresses", "`64`", "addresses of each"),
@@ -273,7 +273,8 @@ pub(super) const HOST: &[Row] = &[
     (
         "limits.calls-per-second",
         "`50`",
-        "calls of a guest in the long run; four times as many at once. Those about volumes are counted by themselves, and wait",
+        "calls per second of a guest on average; bursts of four times as many. Calls about volumes are \
+         counted separately, and wait",
     ),
     (
         "limits.open-calls",
@@ -283,11 +284,12 @@ pub(super) const HOST: &[Row] = &[
     (
         "limits.unread-seconds",
         "`8`",
-        "how long a guest may read nothing while something waits for it, from 1 to 3600; its session is refused then",
+        "how long a guest may read nothing while data is waiting for it, from 1 to 3600; after that its session is refused",
     ),
     (
         "limits.busy-seconds",
         "`60`",
-        "for how long a guest that is busy with a disk is asked again to let go of it, from 1 to 60; the disk stays attached then",
+        "how long a guest that is busy with a disk is asked again to release it, from 1 to 60; after that the \
+         disk stays attached",
     ),
 ];

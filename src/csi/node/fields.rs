@@ -53,7 +53,7 @@ pub fn disk(volume: String, context: &mut HashMap<String, String>) -> Result<dis
         Some("scsi") => Some(Bus::Scsi),
         Some("virtio") => Some(Bus::Virtio),
         Some(other) => {
-            return Err(wrong(format!("publish_context: {BUS} is {other:?}; known are scsi and virtio")));
+            return Err(wrong(format!("publish_context: {BUS} is {other:?}; use scsi or virtio")));
         }
     };
     Ok(disk::Wanted { volume, serial, bus })
@@ -64,13 +64,15 @@ pub fn share(volume: &str, context: &mut HashMap<String, String>) -> Result<Opti
     let Some(server) = context.remove(NFS_SERVER).filter(|server| !server.is_empty()) else {
         return Ok(None);
     };
-    let server = server
-        .parse()
-        .map_err(|_| wrong(format!("publish_context: {NFS_SERVER} is {server:?}, which is no IP address")))?;
+    let server = server.parse().map_err(|_| {
+        wrong(format!("publish_context: {NFS_SERVER} is {server:?}, which is not an IP address"))
+    })?;
     let path = context.remove(NFS_PATH).unwrap_or_default();
     let is_odd = |part: &str| matches!(part, "." | "..");
     if !path.starts_with('/') || path.contains(char::is_control) || path.split('/').any(is_odd) {
-        return Err(wrong(format!("publish_context: {NFS_PATH} is {path:?}, which is no path of an export")));
+        return Err(wrong(format!(
+            "publish_context: {NFS_PATH} is {path:?}, which is not the path of an export"
+        )));
     }
     let options = context.remove(NFS_OPTIONS).unwrap_or_default();
     let options = options.split(',').map(str::trim).filter(|option| !option.is_empty());
@@ -85,11 +87,11 @@ pub fn share_usage(capability: Option<VolumeCapability>) -> Result<share::Usage,
     let access = capability.access_type.ok_or_else(|| missing("volume_capability.access_type"))?;
     let mode = Mode::try_from(mode.mode).unwrap_or(Mode::Unknown);
     if mode == Mode::Unknown {
-        return Err(wrong("volume_capability.access_mode is not known"));
+        return Err(wrong("volume_capability.access_mode is unknown"));
     }
     // Its kind is the server's affair, and so is whose its files are.
     let AccessType::Mount(mount) = access else {
-        return Err(wrong("volume_capability: a share is a file system, and no block device"));
+        return Err(wrong("volume_capability: a share is a file system, not a block device"));
     };
     let read_only = matches!(mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly);
     let single = mode == Mode::SingleNodeSingleWriter;
@@ -115,11 +117,11 @@ pub fn usage(capability: Option<VolumeCapability>) -> Result<Usage, Status> {
     let several = matches!(mode, Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter);
     let access = match access {
         _ if mode == Mode::Unknown => {
-            return Err(wrong("volume_capability.access_mode is not known"));
+            return Err(wrong("volume_capability.access_mode is unknown"));
         }
         AccessType::Block(_) => Access::Block,
         AccessType::Mount(_) if several => {
-            let words = "volume_capability: a file system on a disk cannot be written to from several nodes";
+            let words = "volume_capability: a file system on a disk cannot be written by several nodes";
             return Err(wrong(words));
         }
         AccessType::Mount(mount) => Access::Mount {
@@ -139,7 +141,7 @@ fn kind(name: String) -> Result<Option<String>, Status> {
     if KINDS.iter().any(|kind| kind.name() == name) {
         return Ok(Some(name));
     }
-    Err(wrong(format!("volume_capability.mount.fs_type is {name:?}; known are ext4, xfs and btrfs")))
+    Err(wrong(format!("volume_capability.mount.fs_type is {name:?}; use ext4, xfs or btrfs")))
 }
 
 fn group(number: &str) -> Result<Option<u32>, Status> {
@@ -150,7 +152,7 @@ fn group(number: &str) -> Result<Option<u32>, Status> {
     let plain = number.bytes().all(|byte| byte.is_ascii_digit());
     match number.parse::<u32>() {
         Ok(group) if plain && group != u32::MAX => Ok(Some(group)),
-        _ => Err(wrong("volume_capability.mount.volume_mount_group is no number of a group")),
+        _ => Err(wrong("volume_capability.mount.volume_mount_group is not a group number")),
     }
 }
 
@@ -231,11 +233,11 @@ mod tests {
         let all = [(NFS_SERVER, "10.0.0.1"), (NFS_PATH, "/pvc-1"), (NFS_OPTIONS, "vers=4.1, soft,")];
         assert_eq!(told(&all).unwrap(), Some(expected));
         for (server, path, words) in [
-            ("nfs.example.org", "/a", "is no IP address"),
-            ("10.0.0.1 -o x", "/a", "is no IP address"),
-            ("10.0.0.1", "", "is no path of an export"),
-            ("10.0.0.1", "/../a", "is no path of an export"),
-            ("10.0.0.1", "/a\nb", "is no path of an export"),
+            ("nfs.example.org", "/a", "is not an IP address"),
+            ("10.0.0.1 -o x", "/a", "is not an IP address"),
+            ("10.0.0.1", "", "is not the path of an export"),
+            ("10.0.0.1", "/../a", "is not the path of an export"),
+            ("10.0.0.1", "/a\nb", "is not the path of an export"),
         ] {
             let error = told(&[(NFS_SERVER, server), (NFS_PATH, path)]).unwrap_err();
             assert!(error.contains(words), "{error}");
@@ -247,7 +249,7 @@ mod tests {
         assert!(used(mount("ext4", ""), Mode::MultiNodeReaderOnly).unwrap().read_only);
         assert!(!used(mount("", "7"), Mode::MultiNodeMultiWriter).unwrap().read_only);
         let error = used(AccessType::Block(BlockVolume {}), Mode::MultiNodeMultiWriter).unwrap_err();
-        assert!(error.message().contains("no block device"), "{error}");
+        assert!(error.message().contains("not a block device"), "{error}");
     }
 
     #[test]

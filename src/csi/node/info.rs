@@ -11,7 +11,7 @@ impl Service {
         let known = self.0.known.borrow();
         let identity = known
             .as_ref()
-            .ok_or_else(|| Status::unavailable("no host half has said yet which virtual machine this is"))?;
+            .ok_or_else(|| Status::unavailable("no host half has yet told this guest which VM it is"))?;
         let told = |key: &String| Some((key.clone(), identity.topology.get(key)?.clone()));
         let segments: std::collections::HashMap<_, _> = self.0.topology.iter().filter_map(told).collect();
         Ok(csi::NodeGetInfoResponse {

@@ -83,7 +83,7 @@ impl Service {
                 status
             })
         });
-        outcome.await.ok_or_else(|| Status::unavailable("the agent is ending"))?
+        outcome.await.ok_or_else(|| Status::unavailable("the agent is stopping"))?
     }
 
     /// Completes when nothing is being done any more, but soon in any case.

@@ -125,7 +125,7 @@ impl Service {
         let told = answer.and_then(|answer| fields::share(volume, &mut answer.into_inner().publish_context));
         told.unwrap_or_else(|status| {
             tracing::info!(
-                "volume {volume}: the host half does not say where it is served: {}",
+                "volume {volume}: the host half does not report where it is served: {}",
                 status.message()
             );
             None

@@ -52,10 +52,9 @@ impl ApiServer {
         let kube::Error::Api(status) = error else {
             return match error {
                 kube::Error::Auth(error) => Error::Credentials(self.url.clone(), error.to_string()),
-                kube::Error::SerdeError(error) => Error::Refused {
-                    what: asked.what,
-                    message: format!("something else than was asked for ({error})"),
-                },
+                kube::Error::SerdeError(error) => {
+                    Error::Refused { what: asked.what, message: format!("something unexpected ({error})") }
+                }
                 error => Error::Unreachable { url: self.url.clone(), why: cause(&error) },
             };
         };

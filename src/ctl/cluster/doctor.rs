@@ -67,9 +67,10 @@ fn of_node(asked: Result<doctor::Asked, Failure>) -> Vec<Finding> {
 fn stray(guest: &Guest, nodes: &BTreeSet<String>) -> Option<Finding> {
     let host = &guest.status.host;
     (!host.is_empty() && !nodes.contains(host)).then(|| {
-        let says = format!("no pod of guestlet-node runs on its node {host}, so what its Guest says is old");
-        let remedy =
-            format!("has that node the label kubevirt.io/schedulable? kubectl get node {host} --show-labels");
+        let says = format!("no pod of guestlet-node runs on its node {host}, so its Guest object is stale");
+        let remedy = format!(
+            "does that node have the label kubevirt.io/schedulable? kubectl get node {host} --show-labels"
+        );
         Finding::wrong(&format!("VM {}", guests::name(guest)), says, remedy)
     })
 }

@@ -9,7 +9,8 @@ use super::pods::{Place, SYSTEM};
 pub enum Error {
     /// Nothing says where a cluster is.
     #[error(
-        "no cluster is known: name a kubeconfig with --kubeconfig or in KUBECONFIG, or run this in a pod that has a service account"
+        "no cluster is configured: name a kubeconfig with --kubeconfig or KUBECONFIG, or run this in a pod \
+         with a service account"
     )]
     NoKubeconfig,
     /// A kubeconfig cannot be used.
@@ -19,10 +20,10 @@ pub enum Error {
     #[error("cannot use the credentials for the API server {0}: {1}")]
     Credentials(String, String),
     /// Another program has to be run to know who asks.
-    #[error("{0} has credentials that a program has to make")]
+    #[error("{0} has credentials that a program has to create")]
     NeedsProgram(String),
     /// Nobody answers there.
-    #[error("cannot reach the API server {url}: {why}; is that its URL, and is there a way to it?")]
+    #[error("cannot reach the API server {url}: {why}; check its URL, and the network to it")]
     Unreachable {
         /// Its URL.
         url: String,
@@ -38,7 +39,7 @@ pub enum Error {
     )]
     Unauthorized(String),
     /// Who asks may not.
-    #[error("{message}; it takes the verb {verb} on {resource} in {place}: {role}")]
+    #[error("{message}; the verb {verb} on {resource} in {place} is needed: {role}")]
     Forbidden {
         /// What the API server says.
         message: String,
@@ -66,11 +67,11 @@ pub enum Error {
     },
     /// Nobody has said yet where it runs.
     #[error(
-        "the Guest {0:?} does not say on which node it runs: guestlet-host has not written its status yet"
+        "the Guest {0:?} does not show which node it runs on: guestlet-host has not written its status yet"
     )]
     NoHost(String),
     /// There is nobody in the guest to ask.
-    #[error("{message}; its Guest says {session}{reason}; guestctl doctor says what to do")]
+    #[error("{message}; its Guest shows {session}{reason}; see guestctl doctor for what to do")]
     NoSession {
         /// What the host half says.
         message: String,
@@ -133,10 +134,10 @@ pub enum Error {
         code: i32,
     },
     /// Some nodes have said nothing, and it was said why.
-    #[error("{0} of the nodes could not be asked, so something may be missing")]
+    #[error("{0} of the nodes could not be reached, so something may be missing")]
     Incomplete(usize),
     /// Some node has to be named.
-    #[error("{0} is about one node: name that with --node")]
+    #[error("{0} is for one node: name it with --node")]
     NeedsNode(&'static str),
     /// The API server said something else.
     #[error("cannot {what}: the API server says: {message}")]
@@ -196,7 +197,7 @@ pub fn cause(error: &(dyn std::error::Error + 'static)) -> String {
 
 fn similar_words(similar: &[String]) -> String {
     match similar {
-        [] => "; guestctl ls --all-namespaces lists those that there are".to_owned(),
+        [] => "; guestctl ls --all-namespaces lists all of them".to_owned(),
         [one] => format!("; did you mean {one}?"),
         several => format!("; did you mean one of {}?", several.join(", ")),
     }

@@ -130,7 +130,10 @@ pub async fn output(server: &ApiServer, place: &Place, arguments: &[&str]) -> Re
     let mut printed = Vec::new();
     let read = ends.take(MOST_PRINTED).read_to_end(&mut printed).await;
     if printed.len() as u64 == MOST_PRINTED {
-        return Err(Error::not_started(place, "it prints too much: ask for less, with --since".to_owned()));
+        return Err(Error::not_started(
+            place,
+            "its output is too long: ask for less, with --since".to_owned(),
+        ));
     }
     match (running.failure().await, read) {
         (Some(error), _) => Err(error),
@@ -158,7 +161,8 @@ fn failure(place: Place, status: Option<&Status>, words: &str) -> Option<Error> 
     let code = status.and_then(exit_code);
     match (code, status) {
         (Some(2), _) if said.contains("unrecognized subcommand") => {
-            let message = "its guestctl is older than this one, and cannot pass a connection on; update guestlet in the cluster";
+            let message = "its guestctl is older than this one, and cannot relay a connection; update \
+                           guestlet in the cluster";
             Some(Error::NotStarted { pod, node, message: message.to_owned() })
         }
         (Some(code), _) => Some(Error::Inside { pod, node, message: said, code }),
@@ -206,7 +210,7 @@ mod tests {
         assert!(code == 1 && words.contains("is older than this one"), "{words}");
         let missing = json!({ "status": "Failure", "message": "exec: \"guestctl\": not found", "code": 500 });
         assert!(told(missing, "").unwrap().1.contains("\"guestctl\": not found"));
-        assert_eq!(told(json!({ "status": "Success" }), "guestctl: warning: one line is no record"), None);
+        assert_eq!(told(json!({ "status": "Success" }), "guestctl: warning: one line is not a record"), None);
         assert_eq!(told(json!(null), ""), None);
         assert!(told(json!(null), "a\u{1b}[2Jb\nc").unwrap().1.ends_with("a\u{fffd}[2Jb c"));
     }

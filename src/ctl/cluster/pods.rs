@@ -101,7 +101,7 @@ fn running(pod: &Pod) -> Result<Place, Error> {
 /// Why the program of a pod does not run, if it does not.
 fn standing(pod: &Pod) -> Option<String> {
     if pod.metadata.deletion_timestamp.is_some() {
-        return Some("is ending, and another takes its place".to_owned());
+        return Some("is terminating, and is being replaced".to_owned());
     }
     let status = pod.status.clone().unwrap_or_default();
     let containers = status.container_statuses.unwrap_or_default();
@@ -120,7 +120,7 @@ fn standing(pod: &Pod) -> Option<String> {
 }
 
 fn starting(reason: Option<&str>, message: Option<&str>) -> String {
-    let reason = reason.unwrap_or("nothing is known of it yet");
+    let reason = reason.unwrap_or("its state is not known yet");
     let message = message.map(|message| format!(": {message}")).unwrap_or_default();
     format!("is starting ({reason}{message}); try again when it runs")
 }
@@ -154,6 +154,6 @@ mod tests {
         }
         let mut going = pod(json!({ "running": {} }), "Running");
         going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-23T12:00:00Z")).unwrap();
-        assert!(running(&going).unwrap_err().to_string().contains("is ending"));
+        assert!(running(&going).unwrap_err().to_string().contains("is terminating"));
     }
 }

@@ -27,7 +27,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn url(text: &str) -> Result<Uri, String> {
-    text.parse().map_err(|_| format!("the proxy {text:?} is no URL"))
+    text.parse().map_err(|_| format!("the proxy {text:?} is not a URL"))
 }
 
 fn named<'a>(kubeconfig: &'a Kubeconfig, context: &str) -> Option<&'a str> {
@@ -101,7 +101,7 @@ mod tests {
         .unwrap();
         let server = Uri::from_static("https://s");
         assert_eq!(proxy(&kubeconfig, "x", &server).unwrap().unwrap(), "http://p:1");
-        assert!(proxy(&kubeconfig, "y", &server).unwrap_err().contains("is no URL"));
+        assert!(proxy(&kubeconfig, "y", &server).unwrap_err().contains("is not a URL"));
         assert_eq!(named(&kubeconfig, "z"), None);
     }
 }

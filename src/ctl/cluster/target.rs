@@ -159,7 +159,7 @@ mod tests {
         let uuid = "6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
         let mut verb = Verb::Trust(trust::Action::Forget { name: uuid.into() });
         complete(&mut verb, "shop");
-        assert!(target(&verb).unwrap_err().to_string().starts_with("a UUID is about one node"));
+        assert!(target(&verb).unwrap_err().to_string().starts_with("a UUID is for one node"));
     }
 
     #[test]

@@ -105,7 +105,7 @@ async fn follow(
             Station::Node(node) => format!("node {node}"),
             Station::Guest(namespace, name) => format!("{namespace}/{name}"),
         };
-        let words = format!("{whose}: {error}; events may be missing until it can be asked again");
+        let words = format!("{whose}: {error}; events may be missing until it can be reached again");
         if news.send(News::Lost(words)).await.is_err() {
             return Err(error);
         }

@@ -119,7 +119,8 @@ impl Client {
                 }
             }
             if self.outage.is_too_long(Instant::now()) {
-                let words = format!("lost the console of {}: {}", self.name, self.outage.why());
+                let words =
+                    format!("lost the connection to the console of {}: {}", self.name, self.outage.why());
                 return Ok(Done::Ended(words, LOST));
             }
             let pause = tokio::time::sleep(self.door.pause());
@@ -213,7 +214,7 @@ impl Client {
     fn begin(&mut self, opened: &ConsoleOpened) -> Result<(), Error> {
         let is_again = std::mem::replace(&mut self.was_open, true);
         if is_again {
-            let words = "connected to the console again; what the guest wrote meanwhile is lost";
+            let words = "reconnected to the console; what the guest wrote meanwhile is lost";
             if self.outage.is_told() {
                 self.seat.say(words);
             }
@@ -241,7 +242,7 @@ impl Client {
             Some(Told::Lost(count)) => {
                 self.messages.push_back(self.seat.received());
                 let words = format!(
-                    "{count} bytes that the guest wrote are missing here: they came faster than they were read"
+                    "{count} bytes of the guest's output were dropped here: they came faster than they were read"
                 );
                 self.seat.say(&words);
             }
@@ -272,7 +273,7 @@ impl Client {
                 Done::Ended(format!("{detail} has taken the console of {name} over"), TAKEN_OVER)
             }
             Reason::NotKnown => {
-                let words = format!("the settings of guestlet-host have changed what they say of {name}");
+                let words = format!("the settings of guestlet-host for {name} have changed");
                 Done::Ended(words, ENDED)
             }
             Reason::Closed | Reason::Unspecified if detail.is_empty() => {
@@ -289,7 +290,7 @@ impl Client {
         let unknown = self.sent - self.taken;
         if unknown > 0 {
             let words =
-                format!("whether the last {unknown} bytes of the input have reached the guest is not known");
+                format!("it is not known whether the last {unknown} bytes of the input reached the guest");
             self.seat.say(&words);
             (self.sent, self.taken) = (0, 0);
         }
@@ -332,8 +333,8 @@ impl Client {
                 part = self.seat.next_part(), if is_raw => if self.seat.read(part)?.1 { return Ok(None) },
                 () = until(self.outage.tell_at()) => {
                     let why = self.outage.tell().to_owned();
-                    let what = if is_raw { "keys are lost meanwhile, and Ctrl-] leaves" } else { "input waits" };
-                    self.seat.say(&format!("{why}; trying to reach the console again ({what})"));
+                    let what = if is_raw { "keys are lost meanwhile; Ctrl-] disconnects" } else { "input waits" };
+                    self.seat.say(&format!("{why}; reconnecting to the console ({what})"));
                 }
                 done = &mut work => return Ok(Some(done)),
             }

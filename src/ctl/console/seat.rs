@@ -58,7 +58,7 @@ impl Seat {
 
     /// Says that the console is open, and how it is left.
     pub fn greet(&self, name: &str, place: &str) {
-        let end = if self.is_raw() { "Ctrl-] leaves it" } else { "a signal such as SIGINT leaves it" };
+        let end = if self.is_raw() { "Ctrl-] leaves it" } else { "a signal such as SIGINT disconnects" };
         self.say(&format!("connected to the console of {name} at {place}; {end}"));
     }
 

@@ -180,5 +180,5 @@ impl Writing {
 
 /// An end does not keep to what was agreed on.
 pub fn unexpected() -> Trouble {
-    Trouble::fatal("the other end does not answer what it was asked; is it of another release?")
+    Trouble::fatal("the other end sent an unexpected answer; is it of another release?")
 }

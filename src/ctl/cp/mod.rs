@@ -115,7 +115,7 @@ pub async fn run(doors: &dyn Fn(&str) -> Door, printer: &mut Printer, job: &Job)
 
 fn interrupted(signal: u8, state: &State) -> Error {
     let words =
-        if state.can_go_on { "interrupted; the same command goes on where it was" } else { "interrupted" };
+        if state.can_go_on { "interrupted; run the same command again to resume" } else { "interrupted" };
     Error::NotRun(words.to_owned(), 128 + signal)
 }
 
@@ -153,13 +153,13 @@ async fn until_done(
         if outage.is_too_long(Instant::now()) {
             let why = outage.why();
             return Err(Error::NotRun(
-                format!("lost the connection: {why}; the same command goes on where it was"),
+                format!("lost the connection: {why}; run the same command again to resume"),
                 LOST,
             ));
         }
         if outage.tell_at().is_some_and(|at| at <= Instant::now()) {
             let why = outage.tell().to_owned();
-            state.say(&format!("the connection is lost ({why}); trying to connect again"));
+            state.say(&format!("lost the connection ({why}); reconnecting"));
         }
         tokio::time::sleep(pause(doors, job, source)).await;
     }
@@ -187,14 +187,16 @@ impl Job {
         let wrong = |words: &str| Err(Error::Program(words.to_owned()));
         for source in &self.sources {
             if source.vm().is_none() && self.destination.vm().is_none() {
-                return wrong("one of both has to be in a guest: write VM:PATH, such as web-1:/etc/hosts");
+                return wrong(
+                    "the source or the destination must be in a guest: write VM:PATH, such as web-1:/etc/hosts",
+                );
             }
             if *source == Place::Standard && self.sources.len() > 1 {
-                return wrong("standard input is copied alone");
+                return wrong("standard input cannot be combined with other sources");
             }
         }
         if self.sources.len() > 1 && self.destination == Place::Standard {
-            return wrong("only one file is copied to standard output");
+            return wrong("only one file can be copied to standard output");
         }
         Ok(())
     }

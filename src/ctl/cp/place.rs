@@ -34,7 +34,7 @@ impl Place {
         match colon {
             Some(colon) if slash.is_none_or(|slash| colon < slash) => {
                 let (vm, path) = (&bytes[..colon], &bytes[colon + 1..]);
-                let vm = std::str::from_utf8(vm).map_err(|_| "the name of the VM is no text".to_owned())?;
+                let vm = std::str::from_utf8(vm).map_err(|_| "the name of the VM is not UTF-8".to_owned())?;
                 if vm.is_empty() {
                     return Err(
                         "there is no name of a VM before \":\"; write ./:… for a file here".to_owned()

@@ -42,11 +42,11 @@ pub fn read(progress: &Progress, mut asked: mpsc::Receiver<ToReader>, tell: &mps
                     content(&mut state, &say)
                 } else {
                     say(from_reader::Answer::Failed(failed(
-                        "standard input cannot be read again after an interruption",
+                        "standard input cannot be read again after the connection was lost",
                     )))
                 }
             }
-            _ => say(from_reader::Answer::Failed(failed("standard input is no directory"))),
+            _ => say(from_reader::Answer::Failed(failed("standard input is not a directory"))),
         };
         if !goes_on {
             return;
@@ -142,14 +142,14 @@ pub fn write(progress: &Progress, mut asked: mpsc::Receiver<ToWriter>, tell: &mp
                     say(from_writer::Answer::Done(done))
                 } else {
                     say(from_writer::Answer::Failed(failed(
-                        "what was written to standard output is not what the file has: it was changed meanwhile",
+                        "what was written to standard output differs from the file: it changed meanwhile",
                     )))
                 }
             }
             Some(Request::Close(_) | Request::Discard(_)) => {
                 say(from_writer::Answer::Done(FileDone::default()))
             }
-            _ => say(from_writer::Answer::Failed(failed("standard output takes one file"))),
+            _ => say(from_writer::Answer::Failed(failed("standard output can receive one file only"))),
         };
         if !goes_on {
             return;

@@ -42,7 +42,7 @@ pub async fn copy(
         return Err(Trouble::fatal(format!("{} is a directory; copy it with -r", source.words())));
     }
     if !is_directory && source.is_directory() {
-        return Err(Trouble::fatal(format!("{} is no directory", source.words())));
+        return Err(Trouble::fatal(format!("{} is not a directory", source.words())));
     }
     let target = target(opened, place, job, source, is_directory)?;
     let is_here = job.destination.vm().is_none();
@@ -98,7 +98,7 @@ fn target(
     let destination = &job.destination;
     if !place.last.is_empty() {
         if job.sources.len() > 1 || (destination.is_directory() && !is_directory) {
-            return Err(Trouble::fatal(format!("{} is no directory", destination.words())));
+            return Err(Trouble::fatal(format!("{} is not a directory", destination.words())));
         }
         if let (Some(there), Some(entry)) = (&place.entry, &opened.entry) {
             let is_it = (there.device, there.inode) == (entry.device, entry.inode);
@@ -184,7 +184,7 @@ impl Pass<'_> {
             let is_name = paths::is_name(&entry.name);
             if !is_name {
                 let failed = FileFailed {
-                    message: format!("{:?} is no name", shown(&entry.name)),
+                    message: format!("{:?} is not a valid name", shown(&entry.name)),
                     ..FileFailed::default()
                 };
                 self.state.fails(&paths::join(&target, &entry.name), &source, &failed);

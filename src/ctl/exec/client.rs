@@ -160,7 +160,10 @@ impl Client {
             local::say(&words, false);
         }
         if ended.output_cut_off {
-            local::say("the program's output is still open in others; what they write is lost", false);
+            local::say(
+                "other processes still have the program's output open; what they write is lost",
+                false,
+            );
         }
         if code == 0 { Ok(()) } else { Err(Error::Ended(code)) }
     }
@@ -182,7 +185,7 @@ impl Client {
             }
             self.was_lost = true;
             if self.outage.is_too_long(Instant::now()) {
-                let words = format!("lost the program {}: {}", self.id, self.outage.why());
+                let words = format!("lost the connection to the program {}: {}", self.id, self.outage.why());
                 return Err(Error::NotRun(words, LOST));
             }
             let pause = self.door.pause();
@@ -287,12 +290,12 @@ impl Client {
         Err(match (code, status.code()) {
             (Some(code), _) => Error::NotRun(words, code),
             (None, Code::NotFound) if self.start.is_some() && self.started.is_none() => Error::NotRun(
-                "the connection broke while the program was to be started; whether it was is not known"
+                "the connection broke while the program was being started; it is not known whether it was"
                     .to_owned(),
                 LOST,
             ),
             (None, Code::NotFound) if self.started.is_some() => {
-                Error::NotRun(format!("lost the program: {words}"), LOST)
+                Error::NotRun(format!("lost the connection to the program: {words}"), LOST)
             }
             (None, Code::Aborted | Code::Unavailable) => Error::NotRun(words, LOST),
             (None, _) => Error::Program(words),
@@ -382,7 +385,7 @@ impl Client {
             return Err(self.unfit("it has no input", "-i"));
         }
         if started.input_has_ended {
-            return Err(self.unfit("its input has ended already, and nothing can be added to it", "-i"));
+            return Err(self.unfit("its input has already been closed", "-i"));
         }
         let received = match started.input_received {
             // Nobody but this client has sent any.
@@ -390,7 +393,7 @@ impl Client {
             received => received,
         };
         let received = received.ok_or_else(|| {
-            let why = "the agent, which is an older one, does not say how much input it has";
+            let why = "the agent is too old to say how much input has arrived";
             self.unfit(why, "-i")
         })?;
         Ok(Replay::from(started.input_taken, received))
@@ -400,8 +403,8 @@ impl Client {
     fn input_of_others(&self) -> Error {
         let (id, name) = (&self.id, &self.name);
         let words = format!(
-            "somebody else has sent input to the program {id} while there was no connection: what was read here meanwhile was not \
-             sent; guestctl attach -i {name} {id} goes on after what has arrived"
+            "another client sent input to the program {id} while there was no connection, so what was read \
+             here was not sent; guestctl attach -i {name} {id} continues after what has arrived"
         );
         Error::NotRun(words, LOST)
     }
@@ -410,7 +413,7 @@ impl Client {
     fn unfit(&self, why: &str, option: &str) -> Error {
         let (id, name) = (&self.id, &self.name);
         Error::Program(format!(
-            "cannot attach to the program {id} of {name} with {option}: {why}; leave {option} out"
+            "cannot attach to the program {id} of {name} with {option}: {why}; leave out {option}"
         ))
     }
 

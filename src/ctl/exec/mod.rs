@@ -138,8 +138,8 @@ fn start(name: &str, run: Run) -> Result<StartProgram, Error> {
     let length: usize = arguments.iter().map(|one| one.len() + 1).chain(variables).sum();
     if length > MAX_ARGUMENTS {
         return Err(Error::Program(format!(
-            "the arguments and variables have {length} bytes; at most {MAX_ARGUMENTS} are allowed: send what is long by \
-             standard input"
+            "the arguments and variables have {length} bytes; at most {MAX_ARGUMENTS} are allowed: pass \
+             long data on standard input"
         )));
     }
     let on_disconnect = match (run.detach, run.on_disconnect, run.has_terminal) {
@@ -193,14 +193,14 @@ fn exit_code(ended: &v1::ProgramEnded) -> (u8, Option<String>) {
     use v1::program_ended::How;
 
     let timed_out =
-        ended.timed_out.then(|| "the program was ended: it ran for as long as --timeout allows".to_owned());
+        ended.timed_out.then(|| "the program was terminated: it ran longer than --timeout allows".to_owned());
     match &ended.how {
         Some(How::ExitCode(code)) => (u8::try_from(code & 0xff).unwrap_or(u8::MAX), timed_out),
         Some(How::Signal(signal)) => {
             (128u8.wrapping_add(u8::try_from(signal & 0x7f).unwrap_or(0)), timed_out)
         }
         Some(How::Unknown(why)) => {
-            (client::FAILED, Some(format!("how the program ended is not known: {why}")))
+            (client::FAILED, Some(format!("it is not known how the program ended: {why}")))
         }
         None => (client::FAILED, Some("the guest does not say how the program ended".to_owned())),
     }

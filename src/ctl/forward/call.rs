@@ -226,7 +226,7 @@ fn sent(said: mpsc::UnboundedReceiver<Saying>) -> impl tokio_stream::Stream<Item
 }
 
 fn broken(how: &str) -> Lost {
-    Lost::Final(Error::Program(format!("the guest breaks the protocol: {how}")))
+    Lost::Final(Error::Program(format!("the guest violates the protocol: {how}")))
 }
 
 /// What the end of a call means.

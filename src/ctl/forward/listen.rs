@@ -47,7 +47,7 @@ impl Listeners {
     pub fn bind(specs: Vec<Spec>, usual: IpAddr) -> Result<Self, Error> {
         let all = specs.into_iter().map(|spec| {
             let Some(listen) = spec.listen else {
-                let words = format!("say where to listen for {0}, as in 8080:{0}", spec.target);
+                let words = format!("specify where to listen for {0}, as in 8080:{0}", spec.target);
                 return Err(Error::Program(words));
             };
             let socket = match &listen {
@@ -139,5 +139,5 @@ fn tcp(address: SocketAddr) -> Result<Bound, Error> {
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
-    bind().map(Bound::Tcp).map_err(|error| Error::Program(format!("cannot listen at {address}: {error}")))
+    bind().map(Bound::Tcp).map_err(|error| Error::Program(format!("cannot listen on {address}: {error}")))
 }

@@ -55,7 +55,7 @@ pub async fn run(door: &Door, printer: &mut Printer, name: String, forward: Forw
         return match forward.specs.as_slice() {
             [spec] if !spec.says_where => stdio::run(door, &name, spec.target.clone()).await,
             _ => Err(Error::Program(
-                "with --stdio there is one target, and no address to listen on".to_owned(),
+                "--stdio needs exactly one target, without an address to listen on".to_owned(),
             )),
         };
     }
@@ -113,13 +113,13 @@ impl Forwarding<'_> {
                 Lost::Passing(words) if !self.is_told => return Err(Error::Program(words)),
                 Lost::Final(error) => error.to_string(),
                 Lost::Passing(words) if wanted.is_some() && since.elapsed() < PATIENCE => {
-                    tracing::debug!("no connection with the guest yet: {words}");
+                    tracing::debug!("no connection to the guest yet: {words}");
                     tokio::time::sleep(door.pause()).await;
                     continue;
                 }
                 Lost::Passing(words) => words,
             };
-            self.warn(&format!("no connection with {}: {words}", self.name));
+            self.warn(&format!("no connection to {}: {words}", self.name));
             if let Some((socket, _)) = wanted.take() {
                 socket.abort();
             }
@@ -201,7 +201,7 @@ impl Forwarding<'_> {
 }
 
 fn no_room(error: &std::io::Error) -> String {
-    format!("no room for another connection, so clients wait: {error}")
+    format!("no free file descriptor for another connection, so clients wait: {error}")
 }
 
 /// What is said to people, no more than they can read.

@@ -132,7 +132,7 @@ fn listen(end: End<'_>) -> Result<Listen, String> {
         End::Address(host, port) => Listen::Address(SocketAddr::new(address(host)?, number(port)?)),
         End::Path(path) => match target(end)? {
             Target::Path(path) => Listen::Path(path),
-            _ => return Err(format!("{path:?} is no path of a socket")),
+            _ => return Err(format!("{path:?} is not the path of a socket")),
         },
     })
 }
@@ -145,7 +145,7 @@ fn address(host: &str) -> Result<IpAddr, String> {
     }
     plain
         .parse()
-        .map_err(|_| format!("{host:?} is no address to listen at; write an IP address, or localhost"))
+        .map_err(|_| format!("{host:?} is not an address to listen on; write an IP address, or localhost"))
 }
 
 #[cfg(test)]
@@ -202,9 +202,9 @@ mod tests {
             ("70000:80", "a port is 0 to 65535"),
             ("80:70000", "a port is 1 to 65535"),
             ("db:5432", "host names are not resolved"),
-            ("host:80:80", "is no address to listen at"),
-            ("80:0.0.0.0:80", "stands for all addresses"),
-            ("/tmp/../x:80", "is absolute, without"),
+            ("host:80:80", "is not an address to listen on"),
+            ("80:0.0.0.0:80", "is the unspecified address"),
+            ("/tmp/../x:80", "must be absolute, without"),
         ] {
             let error = text.parse::<Spec>().unwrap_err();
             assert!(error.contains(words), "{text}: {error}");

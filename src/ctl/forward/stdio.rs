@@ -81,7 +81,7 @@ pub async fn run(door: &Door, name: &str, target: Target) -> Result<(), Error> {
     outcome(output.await)?;
     match ended? {
         Ended::Well => Ok(()),
-        Ended::Reset => Err(Error::NotRun(format!("what listens in {name} has broken the connection"), LOST)),
+        Ended::Reset => Err(Error::NotRun(format!("the target in {name} has reset the connection"), LOST)),
         Ended::Broken(reason) => {
             Err(Error::NotRun(format!("standard input and output have broken: {reason}"), LOST))
         }
@@ -121,8 +121,7 @@ async fn converse(
             Over::Ended(ended)
         }
         Err(lost) => {
-            let words =
-                format!("lost the connection with {name}: {}", error_chain::words(&lost.into_error()));
+            let words = format!("lost the connection to {name}: {}", error_chain::words(&lost.into_error()));
             Over::Lost(Error::NotRun(words, LOST), call.lose())
         }
     })

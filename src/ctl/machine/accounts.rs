@@ -124,7 +124,7 @@ async fn read_password(
     let again = unless_ended(&mut signals, blocking::run(typed)).await?;
     drop(silent);
     if once != again {
-        return Err(Error::Unmet("the two passwords are not the same; nothing is changed".to_owned()));
+        return Err(Error::Unmet("the two passwords differ; nothing is changed".to_owned()));
     }
     Ok((once, Some(signals)))
 }

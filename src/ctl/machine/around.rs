@@ -182,10 +182,10 @@ fn told(
     let wanted = require.word();
     Err(Error::Unmet(if thawed.receipt.is_empty() {
         format!(
-            "{wanted} is required, and the agent in the guest makes no receipts; update guestlet in the guest"
+            "{wanted} is required, but the agent in the guest makes no receipts; update guestlet in the guest"
         )
     } else {
-        format!("{wanted} is required, and the snapshot is {}", why.unwrap_or_else(|| thawed.level.clone()))
+        format!("{wanted} is required, but the snapshot is {}", why.unwrap_or_else(|| thawed.level.clone()))
     }))
 }
 
@@ -238,13 +238,13 @@ async fn thaw(
             Ok(Stepped::Thawed(thawed)) if thawed.thawed > 0 => return Ok(thawed),
             Ok(_) if is_first => {
                 return Err(Error::Unmet(format!(
-                    "somebody else has thawed the file systems of {name} before: the snapshot is not consistent"
+                    "the file systems of {name} were already thawed by somebody else: the snapshot is not consistent"
                 )));
             }
             Ok(_) => {
                 return Err(Error::Unmet(format!(
-                    "the file systems of {name} are thawed, but not known to have been frozen until now: do not take the \
-                     snapshot for consistent"
+                    "the file systems of {name} are thawed, but it is not known whether they were frozen \
+                     until now: treat the snapshot as inconsistent"
                 )));
             }
             Err(error) if may_pass(&error) && Instant::now() < until => {

@@ -127,7 +127,7 @@ fn outcomes(done: Vec<TrimmedFileSystem>, named: &[String]) -> Vec<Trim> {
     let mut values: Vec<_> = done.into_iter().map(Trim::from).collect();
     for mount in named {
         if !values.iter().any(|one| one.mount_point == *mount) {
-            let problem = "the guest has not answered for it".to_owned();
+            let problem = "the guest has not reported it".to_owned();
             values.push(Trim {
                 mount_point: mount.clone(),
                 trimmed: None,
@@ -166,7 +166,7 @@ mod tests {
         let expected = [
             ("/", None),
             ("/b", Some("the guest does not say")),
-            ("/c", Some("the guest has not answered for it")),
+            ("/c", Some("the guest has not reported it")),
         ];
         assert_eq!(told, expected);
     }

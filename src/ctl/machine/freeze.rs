@@ -134,7 +134,7 @@ pub async fn freeze(
 /// Such as `frozen: / /data; thawed by itself after 119 s`.
 pub fn words(frozen: &FreezeFileSystemsResponse) -> String {
     if frozen.mount_points.is_empty() {
-        return "nothing is frozen: the guest has no file system that can be".to_owned();
+        return "nothing is frozen: the guest has no file system that can be frozen".to_owned();
     }
     let (mounts, left) = (frozen.mount_points.join(" "), frozen.seconds_left);
     format!("frozen: {mounts}; the guest thaws by itself after {left} s")

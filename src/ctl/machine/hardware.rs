@@ -193,10 +193,12 @@ pub async fn switch_processors(
     let request = SetProcessorsRequest { name: name.clone(), processors: processors.clone() };
     let done = answer(daemon.machine().set_processors(request), &name, SOON).await?.done;
     let of = processors.len();
-    printer.value(&Switched { done, of }, || format!("{done} of {of} processors are as they should be\n"))?;
+    printer.value(&Switched { done, of }, || {
+        format!("{done} of {of} processors are in the requested state\n")
+    })?;
     let left = processors.get(usize::try_from(done).unwrap_or(usize::MAX)..).unwrap_or_default();
     left.first().map_or(Ok(()), |first| {
-        Err(Error::Unmet(format!("processor {} was not switched, nor any after it", first.id)))
+        Err(Error::Unmet(format!("processor {} was not switched, nor were those after it", first.id)))
     })
 }
 
@@ -237,7 +239,7 @@ pub async fn switch_memory(
     let blocks: Vec<_> = became.into_iter().map(block).collect();
     printer.value(&blocks, || {
         let line = |one: &SwitchedBlock| match &one.problem {
-            None => format!("block {} is as it should be\n", one.id),
+            None => format!("block {} is in the requested state\n", one.id),
             Some(problem) => format!("block {}: {problem}\n", one.id),
         };
         blocks.iter().map(line).collect()

@@ -63,7 +63,8 @@ struct Entry<'a> {
 pub fn parse_priority(text: &str) -> Result<u32, String> {
     let of_word = (0..).zip(PRIORITIES).find(|(_, word)| *word == text).map(|(level, _)| level);
     let level = of_word.or_else(|| text.parse().ok().filter(|level| *level < 8));
-    level.ok_or_else(|| format!("{text:?} is no priority: use one of {}, or 0 to 7", PRIORITIES.join(", ")))
+    level
+        .ok_or_else(|| format!("{text:?} is not a priority: use one of {}, or 0 to 7", PRIORITIES.join(", ")))
 }
 
 /// Asks once.
@@ -114,7 +115,7 @@ pub async fn run(
             Err(error) if wish.follow && was_reached && may_pass(&error, outage.lasts(Instant::now())) => {
                 outage.goes_on(error.to_string(), begun);
                 if outage.tell_at().is_some_and(|at| at <= Instant::now()) {
-                    printer.note(&format!("{}; the journal goes on when the guest is back", outage.tell()));
+                    printer.note(&format!("{}; the journal continues when the guest is back", outage.tell()));
                 }
                 tokio::select! {
                     () = sleep(AGAIN) => continue,
@@ -126,8 +127,7 @@ pub async fn run(
         was_reached = true;
         outage.ends();
         if read.has_gap {
-            printer
-                .warn("entries may be missing here: the guest's journal does not have the last one any more");
+            printer.warn("entries may be missing here: the guest's journal no longer has the last one");
         }
         for entry in &read.entries {
             if left == Some(0) {

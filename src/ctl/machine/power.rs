@@ -97,7 +97,7 @@ impl Goal {
         match self {
             Self::Off => "is off",
             Self::Halted => "is halted",
-            Self::Rebooted => "has booted anew",
+            Self::Rebooted => "has rebooted",
             Self::Suspended | Self::SuspendedToBoth => "is suspended",
             Self::SuspendedToDisk => "is suspended to its disk, and off",
         }
@@ -123,7 +123,7 @@ impl Goal {
                 match goal {
                     _ if !is_other(boot) => Shown::Nothing,
                     Self::Rebooted => Shown::Reached,
-                    _ => Shown::Missed("the guest has booted anew instead"),
+                    _ => Shown::Missed("the guest has rebooted instead"),
                 }
             }
             (Some(Kind::PowerChanged(changed)), goal) => match (changed.power(), goal) {
@@ -202,12 +202,12 @@ async fn vm(daemon: &Daemon, name: &str) -> Result<VirtualMachine, Error> {
 fn can_be_seen(vm: &VirtualMachine, goal: Goal) -> Result<(), Error> {
     let name = &vm.name;
     if goal == Goal::Halted {
-        let words = format!("nothing shows that {name} is halted: leave --wait out");
+        let words = format!("it cannot be seen whether {name} is halted: leave out --wait");
         return Err(Error::Unmet(words));
     }
     if goal == Goal::Rebooted && vm.guest.as_ref().is_none_or(|guest| guest.boot_id.is_empty()) {
         let words = format!(
-            "the guest of {name} does not say which boot it runs, so that another is not seen: leave --wait out"
+            "the guest of {name} does not report its boot ID, so a reboot cannot be seen: leave out --wait"
         );
         return Err(Error::Unmet(words));
     }
@@ -216,13 +216,13 @@ fn can_be_seen(vm: &VirtualMachine, goal: Goal) -> Result<(), Error> {
             "" => "give it qmp = \"PATH\" in the settings of guestlet-host".to_owned(),
             problem => problem.to_owned(),
         };
-        let words = format!("nothing tells guestlet-host whether {name} runs ({why}): leave --wait out");
+        let words = format!("guestlet-host cannot see whether {name} is running ({why}): leave out --wait");
         return Err(Error::Unmet(words));
     }
     if goal.is_suspension() && !vm.tells_suspension {
         let words = format!(
-            "the hypervisor of {name} does not tell guestlet-host whether a guest has suspended itself or was stopped in \
-             another way: leave --wait out"
+            "the hypervisor of {name} does not report whether a guest has suspended itself or was stopped \
+             in another way: leave out --wait"
         );
         return Err(Error::Unmet(words));
     }
@@ -260,9 +260,9 @@ async fn known(daemon: &Daemon, name: &str, wish: Wish, accepted: Option<bool>) 
     let now = match vm(daemon, name).await {
         Ok(vm) => {
             let (power, session) = (words::power(vm.power()), words::session(vm.session()));
-            format!("the hypervisor's view is {power}, the session is {session}")
+            format!("the hypervisor reports {power}, the session is {session}")
         }
-        Err(error) => format!("how it is now is not known ({error})"),
+        Err(error) => format!("its present state is not known ({error})"),
     };
     format!("it was not seen within {seconds} s that {name} {}: {accepted}; {now}", goal.words())
 }
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn only_what_shows_it_ends_the_wait() {
         let lost = || event(Kind::SessionClosed(SessionClosed::default()));
-        let missed = Shown::Missed("the guest has booted anew instead");
+        let missed = Shown::Missed("the guest has rebooted instead");
         let cases = [
             (Goal::Off, lost(), Shown::Nothing),
             (Goal::Off, power(PowerState::Off), Shown::Reached),

@@ -49,7 +49,7 @@ pub async fn run(
     match serde_json::from_slice(&answer) {
         Ok(Answer { error: None }) => Ok(()),
         Ok(Answer { error: Some(Failure { class, desc }) }) => Err(Error::Qga(format!("{class}: {desc}"))),
-        Err(error) => Err(Error::Qga(format!("the guest's answer is not one of QGA: {error}"))),
+        Err(error) => Err(Error::Qga(format!("the guest's answer is not a QGA answer: {error}"))),
     }
 }
 

@@ -149,6 +149,6 @@ fn verify(printer: &mut Printer, got: &Got) -> Result<(), Error> {
     if good {
         Ok(())
     } else {
-        Err(Error::Unmet("nothing proves that the guest has made this receipt as it is".to_owned()))
+        Err(Error::Unmet("there is no proof that the guest made this receipt".to_owned()))
     }
 }

@@ -94,7 +94,7 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
             let line =
                 |key: &GuestKey| format!("{}: forgotten ({})\n", or_uuid(key), text::or_dash(&key.key));
             let words = || match &forgotten[..] {
-                [] => "the settings list every VM whose key is known\n".to_owned(),
+                [] => "every VM whose key is known is in the settings\n".to_owned(),
                 some => some.iter().map(line).collect(),
             };
             let all: Vec<_> = forgotten.iter().cloned().map(One::from).collect();
@@ -285,13 +285,13 @@ fn or_uuid(key: &GuestKey) -> String {
 fn notes(key: &GuestKey) -> Vec<String> {
     let mut notes = Vec::new();
     if key.no_vm {
-        notes.push(format!("no VM {} is known here", key.uuid));
+        notes.push(format!("unknown VM {}", key.uuid));
     }
     if !key.offered.is_empty() {
         notes.push(format!("refused with {}", key.offered));
     }
     if key.has_token {
-        notes.push("a token waits for its first contact".to_owned());
+        notes.push("a token awaits its first contact".to_owned());
     }
     if !key.next.is_empty() {
         notes.push("has a new key for its next session".to_owned());
@@ -325,7 +325,7 @@ fn show(printer: &mut Printer, key: &GuestKey) -> Result<(), Error> {
             lines.push(("Refused:", key.offered.clone()));
         }
         if key.has_token {
-            lines.push(("Token:", "waits for the first contact".to_owned()));
+            lines.push(("Token:", "awaits the first contact".to_owned()));
         }
         if !key.problem.is_empty() {
             lines.push(("Problem:", key.problem.clone()));

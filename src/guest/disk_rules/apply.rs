@@ -52,7 +52,7 @@ pub enum Error {
     #[error("the owner cannot be")]
     Owner(#[source] accounts::Error),
     /// There is no such group.
-    #[error("there is no group {0:?}")]
+    #[error("unknown group {0:?}")]
     NoGroup(String),
     /// Groups cannot be looked up.
     #[error("groups cannot be looked up")]
@@ -64,14 +64,16 @@ pub enum Error {
         file: String,
     },
     /// It has nothing that it could be known again by.
-    #[error("{file} has neither a serial number nor a WWN to be known again by, and so is not formatted")]
+    #[error(
+        "{file} has neither a serial number nor a WWN to be recognised by later, and so is not formatted"
+    )]
     Nameless {
         /// The device.
         file: String,
     },
     /// It may be another disk than the rule means.
     #[error(
-        "{file} says no more of its serial number than {said:?}, and so is not formatted; a rule with this serial would"
+        "{file} shows only {said:?} of its serial number, and so is not formatted; a rule with this serial would format it"
     )]
     Cut {
         /// The device.
@@ -83,10 +85,10 @@ pub enum Error {
     #[error("owner, group and mode cannot be set")]
     Give(#[source] io::Error),
     /// What is mounted cannot be told.
-    #[error("what is mounted cannot be told")]
+    #[error("the list of mounts cannot be read")]
     Mounts(#[source] io::Error),
     /// What is mounted by rules cannot be noted.
-    #[error("what is mounted by rules cannot be noted")]
+    #[error("the record of what rules have mounted cannot be written")]
     Note(#[source] io::Error),
     /// Something else is mounted there, too.
     #[error("{} has something else mounted on it: {over}", place.display())]
@@ -103,7 +105,7 @@ pub enum Error {
         what: &'static str,
     },
     /// Rules are not applied any more.
-    #[error("the agent is ending")]
+    #[error("the agent is stopping")]
     Ending,
 }
 
@@ -429,7 +431,7 @@ async fn grown(guest: &Guest, how: &How, held: &Held) -> Option<String> {
     }
     let steps = match grow(guest, held, TO_GROW).await {
         Ok(steps) => steps,
-        Err(error) => return Some(format!("it does not grow: {}", error_chain::words(&error))),
+        Err(error) => return Some(format!("it cannot be grown: {}", error_chain::words(&error))),
     };
     for step in &steps {
         if let Outcome::Grown { from, to } = step.outcome {
@@ -437,7 +439,7 @@ async fn grown(guest: &Guest, how: &How, held: &Held) -> Option<String> {
         }
     }
     steps.into_iter().find_map(|step| match step.outcome {
-        Outcome::Refused(why) => Some(format!("{} does not grow: {why}", step.what)),
+        Outcome::Refused(why) => Some(format!("{} cannot be grown: {why}", step.what)),
         _ => None,
     })
 }
@@ -459,7 +461,7 @@ pub async fn undo(guest: &Guest, memory: &Arc<Memory>, point: &Path) -> Result<b
         Standing::Covered(over) => return Err(Error::Covered { place: point.to_owned(), over }),
         Standing::Unmounted => false,
         Standing::Mounted if made.how.is_swap() => {
-            let held = Held::called(guest, &guest.root.path(&made.file), "it is being let go of").await?;
+            let held = Held::called(guest, &guest.root.path(&made.file), "it is being released").await?;
             // What another disk of its name is used for is not this rule's.
             held.generation() == made.disk.generation && swap::off(guest, &held, TO_UNMOUNT).await?
         }

@@ -195,7 +195,7 @@ impl Engine {
 
     fn remember(&self, change: impl FnOnce(&mut Kept)) {
         if let Err(error) = self.memory.change(change) {
-            tracing::warn!("what rules have mounted cannot be noted: {error}");
+            tracing::warn!("the record of what rules have mounted cannot be written: {error}");
         }
     }
 

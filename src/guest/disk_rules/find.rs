@@ -115,7 +115,7 @@ fn other(disk: &KnownDisk, selector: &Selector) -> Verdict {
             Some(name) => format!("its WWN is {name}"),
             None => "it has no WWN".to_owned(),
         }),
-        _ if disk.silent => Verdict::Unknown("it does not say who it is".to_owned()),
+        _ if disk.silent => Verdict::Unknown("it does not identify itself".to_owned()),
         _ => Verdict::Not(match disk.serial() {
             Some(serial) => format!("its serial number is {:?}", serial.text()),
             None => "it has no serial number".to_owned(),
@@ -131,13 +131,13 @@ fn labelled(devices: Vec<Device>, wanted: &str, labels: &Labels) -> Verdict {
             Some(Ok(Some(label))) if label == wanted => found.push(device),
             Some(Ok(label)) => others.extend(label.as_ref().map(|label| format!("{label:?}"))),
             Some(Err(why)) => unknown = Some(why.clone()),
-            None => unknown = Some("what is on it is being looked at".to_owned()),
+            None => unknown = Some("its contents are being read".to_owned()),
         }
     }
     match unknown {
         _ if !found.is_empty() => Verdict::Fits(found),
         Some(why) => Verdict::Unknown(why),
-        None if others.is_empty() => Verdict::Not("nothing on it has a label".to_owned()),
+        None if others.is_empty() => Verdict::Not("it has no label".to_owned()),
         None => Verdict::Not(format!("its label is {}", others.join(", "))),
     }
 }

@@ -157,7 +157,7 @@ fn finding(
             };
             let named: Vec<_> = several.iter().take(8).map(named).collect();
             return Finding::Several(format!(
-                "{} fit, and none is taken: {}",
+                "{} match, so none is used: {}",
                 several.len(),
                 named.join("; ")
             ));
@@ -166,7 +166,7 @@ fn finding(
     let wait = |why: &str| Finding::Waits(Arc::clone(&device.disk), why.to_owned());
     let point = &rule.how.mount_point;
     if view.released.contains(&device.disk.generation) {
-        return wait("the disk was told to go; when it comes back it is mounted again");
+        return wait("the disk was released; it is mounted again when it comes back");
     }
     if undo.contains(point) {
         return wait("what is mounted there has to be unmounted first");
@@ -183,7 +183,7 @@ fn finding(
     match waits {
         Some(why) => wait(&why),
         None if device.partition.is_none() && !device.disk.partitions.is_empty() => {
-            wait("the disk has partitions; say which one with match.partition")
+            wait("the disk has partitions; choose one with match.partition")
         }
         None => Finding::Apply(device.clone()),
     }

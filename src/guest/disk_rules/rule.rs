@@ -135,19 +135,19 @@ pub fn check(rule: &Rule) -> Result<(), Problem> {
         return Err(("file-system", format!("{kind:?} is not one of {}, {SWAP}", FILE_SYSTEMS.join(", "))));
     }
     if let Some(kind) = kind.filter(|kind| how.format && Kind::named(kind).is_none()) {
-        return Err(("file-system", format!("{kind} is not made any more; use ext4")));
+        return Err(("file-system", format!("{kind} is no longer created; use ext4")));
     }
     Options::parse(&how.options, false).map_err(|error| ("options", error.to_string()))?;
     for (key, name) in [("owner", &how.owner), ("group", &how.group)] {
         let Some(name) = name else { continue };
         if kind == Some("vfat") {
-            let why = "vfat knows no owners; use the options uid= and gid=";
+            let why = "vfat has no owners; use the options uid= and gid=";
             return Err((key, why.to_owned()));
         }
-        accounts::check_name(name).map_err(|_| (key, format!("{key} = {name:?} is no name")))?;
+        accounts::check_name(name).map_err(|_| (key, format!("{key} = {name:?} is not a name")))?;
     }
     if kind == Some("vfat") && how.mode.is_some() {
-        return Err(("mode", "vfat knows no permissions; use the option umask=".to_owned()));
+        return Err(("mode", "vfat has no permissions; use the option umask=".to_owned()));
     }
     Ok(())
 }
@@ -190,7 +190,7 @@ mod tests {
             ),
             (doing(How { kind: text("ext3"), format: true, ..How::default() }), "file-system", "use ext4"),
             (doing(How { options: vec!["bind".into()], ..How::default() }), "options", "\"bind\""),
-            (doing(How { owner: text("a:b"), ..How::default() }), "owner", "no name"),
+            (doing(How { owner: text("a:b"), ..How::default() }), "owner", "is not a name"),
             (doing(How { kind: text("vfat"), group: text("7"), ..How::default() }), "group", "gid="),
             (doing(How { kind: text("vfat"), mode: Some(0), ..How::default() }), "mode", "umask="),
         ] {

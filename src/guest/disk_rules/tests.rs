@@ -105,9 +105,9 @@ fn why_a_disk_is_not_meant() {
     assert_eq!(reasons(&view, Matcher { partition: Some(2), ..part })[1], "it has no partition 2");
     let wwn = Matcher { wwn: Some("0x5000".into()), ..Matcher::default() };
     assert_eq!(reasons(&view, wwn)[1], "it has no WWN");
-    assert_eq!(reasons(&view, label.clone())[1], "? what is on it is being looked at");
+    assert_eq!(reasons(&view, label.clone())[1], "? its contents are being read");
     view.labels = labels(&view);
-    assert_eq!(reasons(&view, label.clone())[1], "nothing on it has a label");
+    assert_eq!(reasons(&view, label.clone())[1], "it has no label");
     view.labels.insert((1, Some(1)), Ok(Some("l".into())));
     view.labels.insert((2, None), Ok(Some("m".into())));
     assert_eq!(reasons(&view, label.clone())[1..], ["/dev/vdb1", "its label is \"m\""]);
@@ -144,9 +144,8 @@ fn what_becomes_of_a_rule() {
         words(&first),
         [
             "apply /dev/vda",
-            "waits: the disk has partitions; say which one with match.partition",
-            "several: 2 fit, and none is taken: vdc (virtio, serial number \"twin\"); \
-             vdd (scsi, serial number \"twin\")",
+            "waits: the disk has partitions; choose one with match.partition",
+            "several: 2 match, so none is used: vdc (virtio, serial number \"twin\"); vdd (scsi, serial number \"twin\")",
             "none: no disk has serial none",
             "waits: until /a is mounted",
         ]
@@ -166,7 +165,7 @@ fn what_becomes_of_a_rule() {
     };
     check(&view, &rules, 4, "done /dev/vdb2", &[]);
     let released = View { released: [0].into(), ..view.clone() };
-    let why = "waits: the disk was told to go; when it comes back it is mounted again";
+    let why = "waits: the disk was released; it is mounted again when it comes back";
     check(&released, &rules, 0, why, &[]);
     let mut unmounted = view.clone();
     unmounted.made[0].standing = Standing::Unmounted;

@@ -216,7 +216,7 @@ pub fn ask(root: &Root, place: &str) -> Option<Serial> {
 pub fn have_asked_anew(root: &Root, place: &str) {
     match sysfs::write(root, &format!("{place}/device/rescan"), "1") {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!("the disk {} cannot be asked anew: {error}", block::name(place));
+            tracing::warn!("cannot query the disk {} again: {error}", block::name(place));
         }
         _ => {}
     }

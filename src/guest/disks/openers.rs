@@ -54,14 +54,14 @@ impl fmt::Display for Opener {
             Self::Mount { place, name, id } => {
                 write!(formatter, "mounted at {place} in the mount namespace of {name} (process {id})")
             }
-            Self::Loop { name, file } => write!(formatter, "{name} is made of {file}"),
+            Self::Loop { name, file } => write!(formatter, "{name} is built on {file}"),
         }
     }
 }
 
 /// There are too many processes to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("what the processes have open cannot be found out within {} s", PATIENCE.as_secs())]
+#[error("the open files of all processes cannot be read within {} s", PATIENCE.as_secs())]
 pub struct TooMany;
 
 /// Who has `disk` open, this process left out; 16 at most. Blocks for seconds where there are many processes.

@@ -83,7 +83,7 @@ pub enum ReleaseError {
     },
     /// Disks in use that have not said who they are may be the one that is meant.
     #[error(
-        "no disk is known to have {selector}, but these do not say who they are, and are in use: {}",
+        "no disk is known to have {selector}, but these disks do not identify themselves, and are in use: {}",
         list(disks)
     )]
     Unknown {
@@ -104,7 +104,7 @@ pub enum ReleaseError {
     #[error(transparent)]
     Busy(volumes::Error),
     /// It does not answer.
-    #[error("the disk {disk} does not answer for {} s", PATIENCE.as_secs())]
+    #[error("the disk {disk} has not answered for {} s", PATIENCE.as_secs())]
     Silent {
         /// Its name, with what tells it from others.
         disk: String,
@@ -173,7 +173,7 @@ pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
         let (machine, known) = (guest.clone(), Arc::clone(&disk));
         let done = blocking::run(move || -> Result<(), ReleaseError> {
             let path = machine.root.path(&known.file);
-            let turn = machine.volumes.turn(known.generation, &path, "the kernel begins anew with it");
+            let turn = machine.volumes.turn(known.generation, &path, "the kernel starts afresh with it");
             let _turn = turn.map_err(ReleaseError::Busy)?;
             let Some(claim) = claim(&machine, &known)? else { return Ok(()) };
             let system =
@@ -192,8 +192,7 @@ pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
         }
         if !std::mem::replace(&mut told, true) {
             let why = error_chain::words(&error);
-            let problem =
-                format!("it has taken the place of a disk that is in use, and cannot be used: {why}");
+            let problem = format!("it has replaced a disk that is in use, and cannot be used: {why}");
             tracing::warn!("{}: {problem}", disk.name);
             guest.events.tell(messages::disk_failed(&disk, problem));
         }
@@ -356,7 +355,7 @@ fn claim(guest: &Guest, disk: &KnownDisk) -> Result<Option<std::os::fd::OwnedFd>
             return Ok(claim.filter(|_| same));
         }
         if holders.is_empty() {
-            holders.push("somebody who is not found has it to himself".to_owned());
+            holders.push("it is opened exclusively by something that cannot be found".to_owned());
         }
         if Instant::now() >= until {
             return Err(in_use(holders));
@@ -373,7 +372,7 @@ fn words(guest: &Guest, one: &Use) -> String {
         Use::Mounted(place) => format!("mounted at {place}"),
         Use::Bound(place) => format!("bound to {place}"),
         Use::Swap(device) => format!("swap space on {device}"),
-        Use::Holder(device) => format!("{device} is made of it"),
+        Use::Holder(device) => format!("{device} is built on it"),
     }
 }
 
@@ -387,6 +386,6 @@ async fn gone(guest: &Guest, generation: u64) {
         }
     };
     if tokio::time::timeout(GONE, going).await.is_err() {
-        tracing::warn!("the kernel does not say that a disk that was deleted is gone");
+        tracing::warn!("the kernel does not report that a deleted disk is gone");
     }
 }

@@ -87,7 +87,7 @@ impl State {
         let Some(file) = &self.file else { return };
         let written = serde_json::to_vec(&self.left).map_err(Into::into);
         if let Err(error) = written.and_then(|bytes| files::replace(file, &bytes)) {
-            tracing::warn!("which disks were released cannot be noted: {error}");
+            tracing::warn!("the record of released disks cannot be written: {error}");
         }
     }
 }

@@ -50,7 +50,7 @@ pub enum WaitError {
     #[error(transparent)]
     Find(#[from] FindError),
     /// It did not come in time.
-    #[error("no disk with {selector} has come within {} s", .within.as_secs_f32())]
+    #[error("no disk with {selector} has appeared within {} s", .within.as_secs_f32())]
     TooLate {
         /// What was waited for.
         selector: Selector,

@@ -378,7 +378,7 @@ impl Tracker {
         if let Some(disk) = outcome.filter(|_| !entry.usurped) {
             let disk = Arc::new(disk);
             if let Some(old) = entry.known.take_if(|old| old.is_another(&disk)) {
-                tracing::warn!("{} has become another disk, which the kernel has not noticed", disk.name);
+                tracing::warn!("{} is now a different disk, which the kernel has not noticed", disk.name);
                 entry.usurped = true;
                 self.changes.extend([Change::Removed(old), Change::Usurped(disk)]);
                 return false;
@@ -420,7 +420,7 @@ impl Tracker {
             self.enqueue(&name);
         }
         for name in self.waiting_for_udev(|deadline| deadline <= now) {
-            tracing::warn!("udev does not process the disk {name}; it is taken as it is");
+            tracing::warn!("udev does not process the disk {name}; it is used without udev's data");
             self.processed(&name, now);
         }
     }

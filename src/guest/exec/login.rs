@@ -106,7 +106,7 @@ pub(super) fn login(root: &Root, account: &Account, task: &Task) -> Login {
 pub(super) fn end_left_over(root: &Root) {
     for number in Process::numbers(root).unwrap_or_default() {
         if root.line(&format!("/proc/{number}/comm")) == RUNUSER && is_left_over(root, number) {
-            tracing::warn!("an earlier run of the agent has left a login, which is ended (process {number})");
+            tracing::warn!("ending a login that an earlier run of the agent left behind (process {number})");
             Members::new(root.clone(), number, None).with_login(true).kill(true);
         }
     }

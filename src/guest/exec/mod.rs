@@ -344,7 +344,7 @@ impl Programs {
             let processes = group.processes().len();
             if processes > 0 {
                 tracing::warn!(
-                    "an earlier run of the agent has left {processes} processes of a program, which are ended"
+                    "ending {processes} processes of a program that an earlier run of the agent left behind"
                 );
                 group.kill();
             }
@@ -383,7 +383,7 @@ impl Ends {
         if let Some((_, size)) = &task.terminal {
             let (terminal, end) = Terminal::open(*size)?;
             if let Err(error) = give_terminal(&end, &account.identity) {
-                tracing::debug!("a terminal stays root's: {}", error_chain::words(&error));
+                tracing::debug!("cannot change the owner of a terminal: {}", error_chain::words(&error));
             }
             let streams = [Some(end.try_clone()?), Some(end.try_clone()?), Some(end)];
             let outputs = [Some(Source::Terminal(terminal.clone())), None];

@@ -456,7 +456,7 @@ impl Attendance {
         let program = &self.program;
         match due {
             Due::HangUp => {
-                tracing::info!("program {} is ended: nobody is attached any more", program.about.id);
+                tracing::info!("terminating program {}: no client is attached any more", program.about.id);
                 program.ask(Signal::SIGHUP);
             }
             Due::TimeOut => {
@@ -465,7 +465,7 @@ impl Attendance {
             }
             Due::Kill => {
                 tracing::info!(
-                    "program {} is killed: it has not ended in {} s",
+                    "killing program {}: it has not ended within {} s",
                     program.about.id,
                     GRACE.as_secs()
                 );

@@ -25,16 +25,16 @@ pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// As many run as may.
-    #[error("{MAX_RUNNING} programs run in this guest, and no more may")]
+    #[error("{MAX_RUNNING} programs run in this guest, which is the limit")]
     TooMany,
     /// As many are known of this caller as may be.
     #[error(
-        "{MAX_OF_ONE} programs of this caller run, or have ended unseen, and no more may; guestctl ps lists them"
+        "{MAX_OF_ONE} programs of this caller run, or have ended unseen, which is the limit; guestctl ps lists them"
     )]
     TooManyOfOne,
     /// As many are known as may be, and none of them can go for this caller's.
     #[error(
-        "{MAX_KNOWN} programs are known in this guest, and no more may be; those that have ended are forgotten once guestctl \
+        "{MAX_KNOWN} programs are known in this guest, which is the limit; those that have ended are forgotten once guestctl \
          attach has shown their end, or after 10 minutes"
     )]
     TooManyKnown,
@@ -50,13 +50,13 @@ pub enum Error {
         kept: usize,
     },
     /// There is one of this identifier.
-    #[error("there is a program {0} already")]
+    #[error("a program {0} already exists")]
     Exists(String),
     /// Not an identifier.
-    #[error("the identifier {0:?} is not 8 to 32 of 0-9 and a-f")]
+    #[error("the identifier {0:?} must be 8 to 32 hexadecimal digits in lower case")]
     Identifier(String),
     /// Nothing to run.
-    #[error("no program is named")]
+    #[error("no program is given")]
     Nothing,
     /// More than [`MAX_ARGUMENTS`].
     #[error("the arguments and variables have {0} bytes; at most {MAX_ARGUMENTS} are allowed")]
@@ -68,7 +68,7 @@ pub enum Error {
     #[error("{0:?} is not the name of a variable")]
     Variable(String),
     /// Not a terminal.
-    #[error("{0:?} is not a kind of terminal")]
+    #[error("{0:?} is not a terminal type")]
     TerminalKind(String),
     /// The name service does not know it.
     #[error("this guest has no user {0:?}")]
@@ -98,17 +98,14 @@ pub enum Error {
         source: io::Error,
     },
     /// What begins so is an option to a shell.
-    #[error(
-        "the name of the program {0:?} begins with \"-\", which --login does not take; name it by its path"
-    )]
+    #[error("the name of the program {0:?} begins with \"-\", which --login does not support; give its path")]
     LoginProgram(String),
     /// A login shell says itself what it has and where it starts.
-    #[error("variables and a directory are for a command; a login shell alone has those of its profile")]
+    #[error("variables and a directory need a command; a login shell alone has those of its profile")]
     LoginShell,
     /// Nothing opens sessions here.
     #[error(
-        "this guest has no runuser, which opens the session that --login is for: install util-linux (on Alpine Linux: runuser) \
-         in the guest"
+        "this guest has no runuser, which --login needs: install util-linux (on Alpine Linux: runuser) in the guest"
     )]
     NoRunuser,
     /// Anything else.

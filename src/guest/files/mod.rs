@@ -46,10 +46,10 @@ fn handle_at(since_boot: Duration) -> i64 {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It was closed, or never opened.
-    #[error("no file is open under this handle")]
+    #[error("this is not the handle of an open file")]
     UnknownHandle,
     /// [`MAX_OPEN`] files are.
-    #[error("{MAX_OPEN} files are open, and no more may be; close some")]
+    #[error("{MAX_OPEN} files are open, which is the limit; close some")]
     TooMany,
     /// The system's refusal.
     #[error("cannot {doing} {path}")]

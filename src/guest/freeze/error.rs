@@ -19,10 +19,10 @@ pub enum Error {
     #[error("{0}")]
     Busy(String),
     /// The agent was told to end.
-    #[error("the agent is stopping; nothing is frozen any more")]
+    #[error("the agent is stopping; nothing can be frozen any more")]
     Stopping,
     /// Named by the caller, and not mounted.
-    #[error("\"mountpoints\": {0:?} is no mount point")]
+    #[error("\"mountpoints\": {0:?} is not a mount point")]
     NotMounted(String),
     /// A hook did not do its work.
     #[error("the hook {} {failure}", hook.display())]
@@ -62,7 +62,7 @@ pub enum Error {
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
     /// It was thawed before everything was frozen.
-    #[error("a thaw was asked for before everything was frozen; nothing is frozen")]
+    #[error("a thaw was requested before everything was frozen; nothing is frozen")]
     Cancelled,
     /// It took too long.
     #[error("freezing took longer than {} s ({waiting}); everything is thawed again", after.as_secs())]
@@ -102,7 +102,8 @@ pub enum Failure {
     #[error("did not end before all hooks had taken {} s together (qga.freeze.hooks-deadline), and was killed{}", .0.as_secs(), .1)]
     TimedOutTogether(Duration, String),
     /// There was no time left for it.
-    #[error("was not run, because those before it took all of the {} s for all hooks (qga.freeze.hooks-deadline)", .0.as_secs())]
+    #[error("was not run, because the hooks before it used up the {} s for all hooks \
+             (qga.freeze.hooks-deadline)", .0.as_secs())]
     NoTime(Duration),
 }
 

@@ -195,7 +195,7 @@ impl Marker {
             Err(error) => Some(Spoiled {
                 end: End::Crash,
                 holder: "an earlier agent".to_owned(),
-                reason: format!("a freeze ended, and how is not known ({SPOILED}: {error})"),
+                reason: format!("a freeze ended, and it is not known how ({SPOILED}: {error})"),
                 told: false,
                 receipt: String::new(),
             }),
@@ -276,6 +276,6 @@ mod tests {
         assert_eq!(marker.spoiled(), None);
         // What cannot be read does not make a freeze a good one.
         std::fs::write(folder.path().join(SPOILED), "{").unwrap();
-        assert!(marker.spoiled().unwrap().reason.contains("how is not known"));
+        assert!(marker.spoiled().unwrap().reason.contains("it is not known how"));
     }
 }

@@ -225,7 +225,7 @@ impl Freezer {
             Status::Thawed { .. } => String::new(),
             Status::Busy { holder, since, stage, .. } => {
                 let age = since.elapsed().unwrap_or_default().as_secs();
-                format!("{holder} has asked for a freeze {age} s ago, which is not over ({stage})")
+                format!("a freeze that {holder} requested {age} s ago is not over ({stage})")
             }
         }
     }
@@ -273,7 +273,7 @@ pub fn begin(guest: &Guest) -> Result<(), Error> {
         clerk.work();
     }
     let Some(mut spoiled) = marker.spoiled().filter(|_| !left) else { return Ok(()) };
-    tracing::warn!("{}; whoever asks for a thaw next is told", spoiled.reason);
+    tracing::warn!("{}; the next request for a thaw reports it", spoiled.reason);
     if !spoiled.told {
         spoiled.told = true;
         guest.events.tell(v1::Thawed {
@@ -298,7 +298,7 @@ fn adopt(guest: &Guest) -> Result<bool, Error> {
     match &found {
         Found::Nothing => return Ok(false),
         Found::Freeze(freeze) if marker.is_alive(freeze) => {
-            tracing::warn!("{} is of an agent that runs; it is left alone", marker.path().display());
+            tracing::warn!("{} belongs to a running agent, and is left alone", marker.path().display());
             return Ok(false);
         }
         Found::Freeze(_) | Found::Unknown => {}

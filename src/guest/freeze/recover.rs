@@ -195,7 +195,7 @@ pub fn tell_applications(applications: &[Told], each: Duration) -> Vec<String> {
 fn tell_thaw(hook: &Path, deadline: Duration) -> Result<(), String> {
     let (send, ended) = channel();
     let group = Group::start(hook, &["thaw"], None, move |end| drop(send.send(end)))
-        .map_err(|error| format!("the hook {} cannot be used: {error}", hook.display()))?;
+        .map_err(|error| format!("the hook {} cannot be run: {error}", hook.display()))?;
     let Ok(end) = ended.recv_timeout(deadline) else {
         group.kill();
         return Err(format!("the hook {} did not end within {} s", hook.display(), deadline.as_secs()));

@@ -73,16 +73,16 @@ pub struct Answer {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A unit that cannot be one.
-    #[error("{0:?} is no name of a unit: letters, digits and :-_.\\@ are")]
+    #[error("{0:?} is not the name of a unit: use letters, digits and :-_.\\@")]
     Unit(String),
     /// Too many of them.
-    #[error("{0} units are named, and at most {MOST_UNITS} may be")]
+    #[error("{0} units are given; at most {MOST_UNITS} are allowed")]
     Units(usize),
     /// A cursor that no answer has had.
     #[error("the cursor is not one that ReadJournal returned")]
     Cursor,
     /// A priority that there is not.
-    #[error("there is no priority {0}: they go from 0 to 7")]
+    #[error("{0} is not a priority: use 0 to 7")]
     Priority(u32),
     /// A time that cannot be said.
     #[error("the time is before 1970")]

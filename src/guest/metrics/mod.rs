@@ -38,7 +38,7 @@ const MOST_BYTES: u64 = 1 << 20;
 
 /// The kernel does not answer; what an earlier call has begun is still under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the kernel has not said within {} s how this machine is", DEADLINE.as_secs())]
+#[error("the kernel has not answered within {} s", DEADLINE.as_secs())]
 pub struct Silent;
 
 /// Measures this machine; what it has to remember from one time to the next is bounded.

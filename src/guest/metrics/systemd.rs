@@ -63,7 +63,7 @@ impl Systemd {
         match tokio::time::timeout(DEADLINE, asked).await {
             Ok(Ok(failed)) => Some(failed),
             Ok(Err(error)) => {
-                tracing::debug!("systemd does not say which units have failed: {error}");
+                tracing::debug!("systemd does not report which units have failed: {error}");
                 None
             }
             Err(_) => None,

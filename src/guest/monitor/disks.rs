@@ -72,7 +72,9 @@ pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
     match Uevents::subscribe() {
         Ok(uevents) => follow(&guest, uevents).await,
         Err(error) => {
-            tracing::warn!("disks that come and go are not noticed, only those of now are known: {error}");
+            tracing::warn!(
+                "cannot watch disks being added and removed; only the present ones are known: {error}"
+            );
             follow(&guest, Silence).await
         }
     }
@@ -162,9 +164,7 @@ impl Watch<'_> {
 
     async fn hear(&mut self, heard: Heard) {
         let Heard::Uevent(uevent) = heard else {
-            tracing::info!(
-                "the kernel had more to say of its disks than could be kept; looking at all of them"
-            );
+            tracing::info!("too many kernel events about disks, some were lost; scanning all disks");
             self.second_look = Some(Instant::now() + SECOND_LOOK);
             return self.look_at_all().await;
         };
@@ -291,7 +291,7 @@ impl Watch<'_> {
                     let silent = disk.silent.then(|| disk.clone());
                     self.guest.events.tell(DiskAdded { disk: Some(messages::disk(&disk)) });
                     if let Some(disk) = silent {
-                        let problem = "the disk does not say who it is".to_owned();
+                        let problem = "the disk does not identify itself".to_owned();
                         self.guest.events.tell(messages::disk_failed(&disk, problem));
                     }
                 }

@@ -220,10 +220,10 @@ mod tests {
         let mut known = Known::default();
         assert_eq!(known.turned(&[probed(1, false), probed(2, true)]), []);
         let turned = known.turned(&[probed(1, true), probed(2, true)]);
-        assert_eq!(words(&turned), ["file system has turned read-only: /1 (ext4 from /dev/vda)"]);
+        assert_eq!(words(&turned), ["file system has become read-only: /1 (ext4 from /dev/vda)"]);
         assert_eq!(known.turned(&[probed(1, true), probed(2, true)]), []);
         let turned = known.turned(&[probed(1, false), probed(2, true)]);
-        assert_eq!(words(&turned), ["file system can be written to again: /1 (ext4 from /dev/vda)"]);
+        assert_eq!(words(&turned), ["file system is writable again: /1 (ext4 from /dev/vda)"]);
         let mut elsewhere = probed(1, true);
         elsewhere.id = 7;
         assert_eq!(known.turned(&[elsewhere]), [], "another mount of it is read-only");

@@ -63,7 +63,7 @@ pub(super) async fn watch(guest: Guest, address: Option<String>) -> io::Result<I
             // Where nobody answers, what was known stays.
             asked = asked => match asked {
                 Ok(asked) => units = asked,
-                Err(error) => tracing::debug!("systemd does not say which units have failed: {error}"),
+                Err(error) => tracing::debug!("systemd does not report which units have failed: {error}"),
             }
         }
     }

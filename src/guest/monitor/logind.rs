@@ -177,7 +177,7 @@ impl Follower<'_> {
                 }
             }
             // It may have ended already.
-            Err(error) => tracing::debug!("nothing is known about session {id}: {error}"),
+            Err(error) => tracing::debug!("cannot look up session {id}: {error}"),
         }
     }
 
@@ -224,7 +224,7 @@ impl Follower<'_> {
             Ok(Some(Heard::Signal(signal))) => signal,
             Ok(None) => return,
             Err(error) => {
-                tracing::debug!("a signal that is not understood: {error}");
+                tracing::debug!("received a signal that is not understood: {error}");
                 return;
             }
         };

@@ -100,7 +100,7 @@ fn rest_if_missing<E: fmt::Display + Send + 'static>(
     let shutdown = shutdown.clone();
     Box::pin(async move {
         if let Some(Err(error)) = shutdown.run_until_cancelled(watch).await {
-            tracing::warn!("no events about {subject}: {error}");
+            tracing::warn!("cannot watch {subject}: {error}");
             shutdown.cancelled().await;
         }
     })
@@ -125,7 +125,7 @@ async fn follow(
         match look() {
             Ok(()) => settled(source).await?,
             Err(error) => {
-                tracing::debug!("cannot look at what changed: {error}");
+                tracing::debug!("cannot examine what changed: {error}");
                 guest.events.next_tick().await;
             }
         }

@@ -136,7 +136,7 @@ pub(super) async fn hold(guest: &Guest, wanted: &Wanted, disk: &KnownDisk) -> Re
     if known(guest, wanted)?.is_some_and(same) {
         return Ok(held);
     }
-    let why = "another disk, or none, is the volume's by now";
+    let why = "the volume's disk has been replaced, or is gone";
     Err(volumes::Error::Another { device: held.file().to_owned(), why }.into())
 }
 
@@ -191,7 +191,8 @@ async fn wait(guest: &Guest, wanted: &Wanted, within: Duration) -> Result<Found,
         seconds: within.as_secs(),
     })?;
     tracing::warn!(
-        "volume {}: no disk has come that is surely the one; {} is called alike, and taken if it has a file system",
+        "volume {}: no disk has appeared that is certain to be its own; {} has a matching name, and is used \
+         if it has a file system",
         wanted.volume,
         lookup::describe(&found.disk)
     );

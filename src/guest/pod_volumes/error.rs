@@ -12,7 +12,7 @@ use crate::guest::volumes;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// kubelet is not served.
-    #[error("it is not known where kubelet is")]
+    #[error("kubelet's directory is not known")]
     NoKubelet,
     /// Something else is being done to the volume.
     #[error("the volume {volume} is busy: {doing}")]
@@ -23,7 +23,7 @@ pub enum Error {
         doing: &'static str,
     },
     /// File systems are frozen.
-    #[error("nothing is mounted or unmounted now: {0}")]
+    #[error("mounting and unmounting is suspended: {0}")]
     Frozen(String),
     /// It takes too long; it goes on.
     #[error("{} did not answer within {seconds} s", what.display())]
@@ -48,7 +48,7 @@ pub enum Error {
     #[error("{0}")]
     Unusable(String),
     /// The disk is not there.
-    #[error("no disk of the volume {volume} ({by}) has come within {seconds} s")]
+    #[error("no disk of the volume {volume} ({by}) has appeared within {seconds} s")]
     NoDisk {
         /// The volume.
         volume: String,
@@ -66,9 +66,7 @@ pub enum Error {
         disks: Vec<String>,
     },
     /// The disk may be another one than the volume's.
-    #[error(
-        "the volume {volume}: {disk} has only part of the name that it is looked for by, and so is {what}"
-    )]
+    #[error("the volume {volume}: {disk} shows only part of its serial number, and so is {what}")]
     Unsure {
         /// The volume.
         volume: String,
@@ -81,7 +79,7 @@ pub enum Error {
     #[error("the disk of what is mounted at {} is gone", .0.display())]
     Gone(PathBuf),
     /// It is used in another way already.
-    #[error("{} is used in another way: {found}", place.display())]
+    #[error("{} is in use for something else: {found}", place.display())]
     Otherwise {
         /// Where.
         place: PathBuf,
@@ -111,16 +109,16 @@ pub enum Error {
     )]
     NoNfs,
     /// Only one pod may have it.
-    #[error("the volume is for one pod at a time, and published at {} already", .0.display())]
+    #[error("the volume is for one pod at a time, and is already published at {}", .0.display())]
     Taken(PathBuf),
     /// Nothing is mounted there.
-    #[error("no volume is at {}", .0.display())]
+    #[error("there is no volume at {}", .0.display())]
     NotThere(PathBuf),
     /// A size that cannot be.
     #[error("{0}")]
     Range(String),
     /// It cannot grow as it is.
-    #[error("the file system at {} is read-only, and so does not grow", .0.display())]
+    #[error("the file system at {} is read-only, and so cannot be grown", .0.display())]
     ReadOnly(PathBuf),
     /// It did not grow.
     #[error("{0}")]

@@ -106,7 +106,7 @@ pub(super) async fn grow_file_system(guest: &Guest, held: &Held) -> Result<(), E
             }
             Outcome::NotNeeded => {}
             Outcome::Refused(why) => {
-                return Err(Error::NotGrown(format!("{} does not grow: {why}", step.what)));
+                return Err(Error::NotGrown(format!("{} cannot be grown: {why}", step.what)));
             }
         }
     }

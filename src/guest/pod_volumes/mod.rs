@@ -125,7 +125,7 @@ async fn begin(guest: &Guest, volume: &str, doing: &'static str) -> Result<Opera
     let desk = &guest.pod_volumes;
     let busy = |doing| Error::Busy { volume: volume.to_owned(), doing };
     let turn = desk.turns.take(Thing::Volume(volume.to_owned()), doing).map_err(busy)?;
-    let place = Arc::clone(&desk.places).acquire_owned().await.map_err(|_| busy("the agent is ending"))?;
+    let place = Arc::clone(&desk.places).acquire_owned().await.map_err(|_| busy("the agent is stopping"))?;
     unfrozen(guest)?;
     Ok(Operation { _turn: turn, _place: place })
 }

@@ -70,13 +70,17 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
         Access::Block if staged.is_device => (staging.join(DEVICE), Vec::new(), None),
         Access::Mount { kind, options, group } if !staged.is_device => {
             if kind.as_ref().is_some_and(|kind| *kind != staged.mount.kind) {
-                return Err(not_staged("it is a file system of another kind"));
+                return Err(not_staged("it is a file system of another type"));
             }
             // What is no option of a mount is a mistake here, too.
             Options::parse(options, wanted.read_only)?;
             (staging.clone(), options.clone(), *group)
         }
-        _ => return Err(not_staged("it is staged in the other way: as a block device, or as a file system")),
+        _ => {
+            return Err(not_staged(
+                "it is staged with the other volume mode: as a block device, or as a file system",
+            ));
+        }
     };
     if let Some(found) = disk::known(guest, &wanted.disk)?
         && staged.number.is_some_and(|number| number != found.disk.number)
@@ -112,7 +116,7 @@ async fn stage_again(guest: &Guest, wanted: &Publish, staging: &Path) -> Result<
         Err(Error::NoDisk { .. }) => return Err(Error::Gone(staging.to_owned())),
         found => found?,
     };
-    tracing::warn!("volume {}: its disk has left and is back as {}", wanted.disk.volume, found.disk.name);
+    tracing::warn!("volume {}: its disk was removed and is back as {}", wanted.disk.volume, found.disk.name);
     let stage = stage::Stage {
         disk: wanted.disk.clone(),
         staging: wanted.staging.clone(),

@@ -59,7 +59,7 @@ pub async fn unpublish(guest: &Guest, volume: &str, target: &str) -> Result<(), 
 
 /// Unmounts what is left of a disk that is gone.
 pub(super) async fn dead(guest: &Guest, place: &Path) -> Result<(), Error> {
-    tracing::warn!("the disk of what is mounted at {} is gone: unmounting it", place.display());
+    tracing::warn!("unmounting {}, whose disk is gone", place.display());
     take_away(guest, place).await.map(drop)
 }
 
@@ -103,7 +103,7 @@ async fn remove_place(place: &Path) -> Result<(), Error> {
     match removed.await? {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-            tracing::warn!("{} holds something, and is left as it is", place.display());
+            tracing::warn!("{} is not empty, and is left as it is", place.display());
             Ok(())
         }
         removed => removed.map_err(Error::system("remove", place)),

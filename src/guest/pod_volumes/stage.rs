@@ -70,7 +70,7 @@ pub(super) async fn from_disk(
             Err(error)
                 if error.is_of_a_device() && Instant::now() < end && disk::leaves(guest, disk).await =>
             {
-                tracing::info!("volume {volume}: {} has left", disk.name);
+                tracing::info!("volume {volume}: {} was removed", disk.name);
                 found = disk::find(guest, &wanted.disk, within).await?;
             }
             staged => break staged?,
@@ -87,7 +87,7 @@ async fn stage_disk(guest: &Guest, wanted: &Stage, place: &Path, found: &disk::F
     let held = disk::hold(guest, &wanted.disk, &found.disk).await?;
     if !found.sure && is_anothers(guest, place, &found.disk).await? {
         let (volume, disk) = (wanted.disk.volume.clone(), lookup::describe(&found.disk));
-        return Err(Error::Unsure { volume, disk, what: "not taken from who uses it" });
+        return Err(Error::Unsure { volume, disk, what: "not detached from its present user" });
     }
     match &wanted.access {
         Access::Block => stage_device(guest, wanted, place, &held).await,
@@ -176,7 +176,7 @@ async fn make(
     kind: &str,
 ) -> Result<(), Error> {
     let Some(kind) = Kind::named(kind) else {
-        return Err(Error::Unusable(format!("file systems of the kind {kind:?} are not made")));
+        return Err(Error::Unusable(format!("file systems of type {kind:?} cannot be created")));
     };
     let mut identity = disk.serial().map_or_else(|| volume.to_owned(), Serial::text);
     let end = (0..=intent::LONGEST).rev().find(|end| identity.is_char_boundary(*end)).unwrap_or(0);

@@ -99,7 +99,7 @@ fn problem(root: &Root, shown: &Shown, list: &[Mount], place: &Path, disk: Optio
         let name = block::name(disk);
         let errors = root.line(&format!("/sys/fs/ext4/{name}/errors_count"));
         if errors.parse::<u64>().is_ok_and(|count| count > 0) {
-            return Some(format!("the file system has met {errors} errors since it was checked"));
+            return Some(format!("the file system has had {errors} errors since it was last checked"));
         }
         if let Err(error) = std::fs::read_dir(place).and_then(|mut folder| folder.next().transpose()) {
             return Some(format!("the file system cannot be read: {error}"));

@@ -51,7 +51,7 @@ pub struct Verdict {
 impl Default for Verdict {
     /// The verdict of a check which was not tried yet: it counts as failed.
     fn default() -> Self {
-        Self { healthy: false, problem: "it has not been tried yet".to_owned(), in_a_row: 0 }
+        Self { healthy: false, problem: "it has not been checked yet".to_owned(), in_a_row: 0 }
     }
 }
 

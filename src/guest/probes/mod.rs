@@ -75,7 +75,7 @@ pub struct Standing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Their owner is gone.
-    #[error("whoever wants the health checks is gone")]
+    #[error("the client that wanted the health checks is gone")]
     Ended,
     /// Nobody makes any more.
     #[error("the agent is stopping")]

@@ -45,7 +45,7 @@ async fn ports_come_and_go_and_what_stays_the_same_goes_on() {
     let (listener, port) = listening().await;
     let (a, b) = (quick("a", port), Check { family: Family::V6, ..quick("b", port) });
     let first = probes.set(wanted(1, 1, &[&a, &b]), std::future::pending()).await.unwrap();
-    assert!(first.iter().all(|outcome| !outcome.healthy && outcome.problem.contains("not been tried")));
+    assert!(first.iter().all(|outcome| !outcome.healthy && outcome.problem.contains("not been checked")));
     assert_eq!(first.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     let seen =
         until(&probes, |now| now.outcomes[0].healthy && now.outcomes[1].problem.contains("IPv6")).await;
@@ -109,7 +109,7 @@ async fn one_that_hangs_keeps_no_other_waiting() {
     let all = Wanted { checks: checks.clone(), ..wanted(1, 1, &[]) };
     probes.set(all, std::future::pending()).await.unwrap();
     let seen = until(&probes, |now| now.outcomes[255].healthy).await;
-    assert!(seen.outcomes[..255].iter().all(|outcome| outcome.problem.contains("not been tried")));
+    assert!(seen.outcomes[..255].iter().all(|outcome| outcome.problem.contains("not been checked")));
     // Nobody waits for the others to end.
     let short = Check { timeout: Duration::from_millis(50), ..checks[0].clone() };
     probes.set(wanted(1, 2, &[&short]), std::future::pending()).await.unwrap();

@@ -67,7 +67,7 @@ impl Process {
             read = timeout(self.patience, draining).await.is_ok();
         }
         let status = status.inspect_err(|error| {
-            tracing::warn!("how process {} ended cannot be known: {error}", self.pid);
+            tracing::warn!("cannot find out how process {} ended: {error}", self.pid);
         });
         lock(&self.table).finish(self.pid, self.serial, status.unwrap_or_default(), Instant::now());
         drop(place);

@@ -50,10 +50,10 @@ const MAX_INPUT: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// [`MAX_RUNNING`] programs run.
-    #[error("{MAX_RUNNING} programs run, and no more may")]
+    #[error("{MAX_RUNNING} programs are running, which is the limit")]
     TooMany,
     /// Others have not read theirs.
-    #[error("programs that run have not read {} MiB of their input, and more is not taken", MAX_INPUT >> 20)]
+    #[error("running programs have not read {} MiB of their input yet, and no more is accepted", MAX_INPUT >> 20)]
     TooMuchInput,
     /// The system's refusal.
     #[error("cannot run {program}")]

@@ -60,7 +60,7 @@ impl Topology {
     fn check(&self) -> Result<(), String> {
         for (name, value) in [("region", &self.region), ("zone", &self.zone)] {
             if !value.is_empty() {
-                labels::check_value(value).map_err(|why| format!("the {name} is no label: {why}"))?;
+                labels::check_value(value).map_err(|why| format!("the {name} is not a label: {why}"))?;
             }
         }
         if self.host.len() > MAX_HOST || self.host.contains(|c: char| c.is_control()) {
@@ -203,7 +203,7 @@ impl Desk {
         let taken = self.try_take(topology, host_half, events).await;
         if let Err(refusal) = &taken {
             let problem = crate::sys::error_chain::words(refusal);
-            tracing::warn!("the topology that the host half tells is not taken: {problem}");
+            tracing::warn!("the topology from the host half is rejected: {problem}");
             let again = self.standing.borrow().problem.as_ref() == Some(&problem);
             if !again {
                 self.standing.send_modify(|standing| standing.problem = Some(problem.clone()));
@@ -307,7 +307,7 @@ mod tests {
         desk.take(good.clone(), "h1", &events).await.unwrap();
         let long = "z".repeat(64);
         for (bad, why) in [
-            (topology("ä", &[]), "the zone is no label"),
+            (topology("ä", &[]), "the zone is not a label"),
             (topology(&long, &[]), "64 bytes"),
             (topology("b", &[("node-role.kubernetes.io/x", "y")]), "NodeRestriction"),
             (topology("b", &[("x", "")]), "it is empty"),

@@ -18,13 +18,13 @@ pub enum Error {
         source: io::Error,
     },
     /// It has no medium.
-    #[error("{} has no size", device.display())]
+    #[error("{} has size 0", device.display())]
     Empty {
         /// The device.
         device: PathBuf,
     },
     /// It is not, or not any more, the disk that was meant.
-    #[error("{} is not the disk that was meant: {why}", device.display())]
+    #[error("{} is not the expected disk: {why}", device.display())]
     Another {
         /// Its name.
         device: PathBuf,
@@ -88,7 +88,7 @@ pub enum Error {
         device: PathBuf,
     },
     /// What is being done to it cannot be noted.
-    #[error("cannot note what is being done to {}", device.display())]
+    #[error("cannot record the operation on {}", device.display())]
     Note {
         /// The device.
         device: PathBuf,
@@ -104,7 +104,7 @@ pub enum Error {
         found: String,
     },
     /// There is nothing on it that could be mounted, or not what was asked for.
-    #[error("{} cannot be mounted as that: it holds {found}", device.display())]
+    #[error("{} cannot be mounted as this type: it holds {found}", device.display())]
     NoFileSystem {
         /// The device.
         device: PathBuf,
@@ -128,7 +128,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Something else is mounted there, or in another way.
-    #[error("{} has something else mounted: {found}", target.display())]
+    #[error("{} has something else mounted on it: {found}", target.display())]
     Otherwise {
         /// The place.
         target: PathBuf,
@@ -186,7 +186,7 @@ pub enum Error {
         problem: &'static str,
     },
     /// A path that is no text.
-    #[error("{} is no text", path.display())]
+    #[error("{} is not UTF-8", path.display())]
     NotText {
         /// The path.
         path: PathBuf,

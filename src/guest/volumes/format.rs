@@ -133,7 +133,7 @@ fn check_words(wanted: &Format<'_>) -> Result<(), Error> {
             return Err(Error::wrong(name(), "is empty, or too long for this file system"));
         }
         if label.starts_with('-') || label.chars().any(char::is_control) {
-            return Err(Error::wrong(name(), "begins with a dash, or holds control characters"));
+            return Err(Error::wrong(name(), "begins with a dash, or has a control character"));
         }
     }
     Ok(())

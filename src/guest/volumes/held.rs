@@ -60,7 +60,7 @@ impl Deref for Open {
         // It is there until it is dropped.
         match &self.0 {
             Some(device) => device,
-            None => unreachable!("a disk that is not held any more"),
+            None => unreachable!("a disk that is no longer held"),
         }
     }
 }
@@ -101,10 +101,10 @@ impl Meant {
         }
         match (self.sequence, found.sequence) {
             (Some(one), Some(other)) if one == other => Ok(()),
-            (Some(_), _) => Err("another disk, or another medium, is there"),
+            (Some(_), _) => Err("another disk or another medium is in its place"),
             // What the kernel does not number, or did not when it was known.
             (None, _) if self.serial.is_none() || self.serial == found.serial => Ok(()),
-            (None, _) => Err("its serial number is another one"),
+            (None, _) => Err("its serial number differs"),
         }
     }
 }
@@ -125,8 +125,10 @@ impl Held {
             None => disk.file.clone(),
             Some(number) => {
                 let part = disk.partitions.iter().find(|part| part.index == number);
-                let gone =
-                    || Error::Another { device: disk.file.clone().into(), why: "it has no such partition" };
+                let gone = || Error::Another {
+                    device: disk.file.clone().into(),
+                    why: "it does not have this partition",
+                };
                 block::file(&part.ok_or_else(gone)?.name)
             }
         };
@@ -235,7 +237,7 @@ impl Held {
             return Err(another("it is gone"));
         }
         if block_device::number_at(file) != Some(facts.number) {
-            return Err(another("its name leads to something else"));
+            return Err(another("its name refers to something else"));
         }
         Ok(())
     }
@@ -308,9 +310,10 @@ impl Opened {
                 let device = Open(Some(device));
                 Ok(Held(Arc::new(Inner { root, file, device, facts, place, disk, turn })))
             }
-            Ok(true) => {
-                Err(Error::Busy { what: file, doing: "a program that was begun earlier is at work on it" })
-            }
+            Ok(true) => Err(Error::Busy {
+                what: file,
+                doing: "a program that was started earlier is still working on it",
+            }),
             Err(source) => Err(Error::Note { device: file, source }),
         }
     }

@@ -73,15 +73,17 @@ impl fmt::Display for Holder {
             Self::Process { id, name, how, path } => {
                 let path = path.display();
                 match how {
-                    Use::Folder => write!(formatter, "{name} (process {id}) works in {path}"),
+                    Use::Folder => {
+                        write!(formatter, "{name} (process {id}) has its working directory in {path}")
+                    }
                     Use::Root => write!(formatter, "{name} (process {id}) has its root at {path}"),
-                    Use::Program => write!(formatter, "{name} (process {id}) is the program {path}"),
+                    Use::Program => write!(formatter, "{name} (process {id}) runs {path}"),
                     Use::Open => write!(formatter, "{name} (process {id}) has {path} open"),
-                    Use::Mapped => write!(formatter, "{name} (process {id}) has {path} in memory"),
+                    Use::Mapped => write!(formatter, "{name} (process {id}) has mapped {path}"),
                 }
             }
             Self::Mount(path) => write!(formatter, "{} is mounted on it", path.display()),
-            Self::Device { name, file } => write!(formatter, "{name} is made of {}", file.display()),
+            Self::Device { name, file } => write!(formatter, "{name} is built on {}", file.display()),
         }
     }
 }
@@ -100,10 +102,10 @@ impl fmt::Display for Holders {
         const TOLD: usize = 8;
 
         if self.found.is_empty() && self.is_cut {
-            return write!(formatter, "not all processes could be looked at within {} s", PATIENCE.as_secs());
+            return write!(formatter, "not all processes could be checked within {} s", PATIENCE.as_secs());
         }
         if self.found.is_empty() {
-            return formatter.write_str("nobody is found who uses it");
+            return formatter.write_str("no process was found that uses it");
         }
         for (place, holder) in self.found.iter().take(TOLD).enumerate() {
             let separator = if place == 0 { "" } else { "; " };
@@ -235,8 +237,8 @@ mod tests {
         assert_eq!(words(vec![process(7)], true), "vi (process 7) has /data/x open");
         let many = words((0..10).map(process).collect(), false);
         assert!(many.ends_with("vi (process 7) has /data/x open; and 2 more"), "{many}");
-        assert_eq!(words(Vec::new(), false), "nobody is found who uses it");
-        assert_eq!(words(Vec::new(), true), "not all processes could be looked at within 10 s");
+        assert_eq!(words(Vec::new(), false), "no process was found that uses it");
+        assert_eq!(words(Vec::new(), true), "not all processes could be checked within 10 s");
         assert!(Holders::default().are_none() && !Holders { found: Vec::new(), is_cut: true }.are_none());
     }
 }

@@ -88,7 +88,7 @@ pub struct Mounted {
 pub async fn mount(guest: &Guest, wanted: &Mount<'_>) -> Result<Mounted, Error> {
     let options = Options::parse(wanted.options, wanted.read_only)?;
     let place = open_target(wanted).await?;
-    let turn = guest.volumes.begin(&place.path, "something is being mounted there")?;
+    let turn = guest.volumes.begin(&place.path, "another mount is in progress there")?;
     match wanted.source {
         Source::Device(held) => mount_device(guest, wanted, options, held, place, turn).await,
         Source::File(held) => {
@@ -215,7 +215,7 @@ async fn bind(
     if let Some(held) = device
         && from.device() != Some(held.number())
     {
-        return Err(Error::Another { device: source.to_owned(), why: "its name leads to something else" });
+        return Err(Error::Another { device: source.to_owned(), why: "its name refers to something else" });
     }
     let kind_of = |number| list.iter().find(|mount| mount.id == number).map(|mount| mount.kind.clone());
     let kind = kind_of(from.mount).unwrap_or_default();

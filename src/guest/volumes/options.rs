@@ -98,7 +98,7 @@ impl Options {
         let name = option.split('=').next().unwrap_or_default();
         let refuse = |problem| Err(Error::wrong(format!("the mount option {option:?}"), problem));
         if option.chars().any(|character| character.is_control() || character == '"') {
-            return refuse("holds a quote or control characters");
+            return refuse("has a quote or a control character");
         }
         if REFUSED.contains(&name) {
             return refuse("cannot be used here");

@@ -28,7 +28,7 @@ pub async fn unmount(guest: &Guest, target: &Path, deadline: Duration) -> Result
     let found = at_once(target, PATIENCE, move || place(&path)).await?;
     let found = found.map_err(|source| Error::Unmount { target: target.to_owned(), source })?;
     let Some(path) = found else { return Ok(0) };
-    let held = guest.volumes.begin(&path, "something is being unmounted there")?;
+    let held = guest.volumes.begin(&path, "an unmount is in progress there")?;
     let machine = guest.clone();
     let done = keeping(&held, target, deadline, move || all(&machine, &path)).await?;
     done.map_err(|(source, holders)| match source.raw_os_error().map(Errno::from_raw) {
@@ -43,7 +43,7 @@ pub async fn unmount(guest: &Guest, target: &Path, deadline: Duration) -> Result
 /// # Errors
 /// If nothing is mounted there; if it takes longer than `deadline`, and then it goes on.
 pub async fn detach(guest: &Guest, target: &Path, deadline: Duration) -> Result<(), Error> {
-    let held = guest.volumes.begin(target, "something is being unmounted there")?;
+    let held = guest.volumes.begin(target, "an unmount is in progress there")?;
     let (effects, path) = (guest.effects.clone(), target.to_owned());
     let done = keeping(&held, target, deadline, move || effects.detach(&path)).await?;
     done.map_err(|source| Error::Unmount { target: target.to_owned(), source })

@@ -48,7 +48,7 @@ pub async fn run(socket: Listener, api: Api, shutdown: CancellationToken) {
         let seat = match &accepted {
             Ok((_, peer)) if !peer.is_trusted() => match seats.take(peer.uid()) {
                 None => {
-                    tracing::debug!(uid = peer.uid(), "a client was turned away: its user has too many");
+                    tracing::debug!(uid = peer.uid(), "rejected a client: its user has too many connections");
                     continue;
                 }
                 seat => seat,
@@ -79,7 +79,7 @@ fn open_or_close(socket: &Listener, rules: &Rules) {
     if !rules.is_empty() && !socket.is_in_reach() {
         let path = socket.path().display();
         tracing::warn!(
-            "{path} cannot be reached by those who may use it: others may not pass its directory; chmod o+x"
+            "{path} cannot be reached by those who may use it: its directory is not searchable by others; chmod o+x"
         );
     }
 }

@@ -64,7 +64,7 @@ pub fn judge(remembered: Option<(&Place, &Said)>, open: Option<Open>) -> Verdict
             return Verdict::Is(Holder::On(Place { vm: vm.clone(), ..place.clone() }));
         }
         Some((Place { vm, .. }, Said::Silent(words))) => {
-            let why = format!("the VM {vm} may have it, and cannot be asked: {words}");
+            let why = format!("the VM {vm} may have it, but cannot be asked: {words}");
             return Verdict::Is(Holder::Unknown(why));
         }
         Some((_, Said::Absent { ended: false } | Said::Unlisted)) => false,
@@ -74,11 +74,11 @@ pub fn judge(remembered: Option<(&Place, &Said)>, open: Option<Open>) -> Verdict
         Some(Open::Nobody) => Holder::Off,
         Some(Open::By(place)) => Holder::On(place),
         Some(Open::BySomebody(what)) => Holder::Unknown(format!(
-            "{what} is open in another program, and no VM that can be asked says that it is the one"
+            "{what} is open in another program, and none of the VMs that can be asked has it"
         )),
         Some(Open::Untold(_)) if has_let_go => Holder::Off,
         Some(Open::Untold(why)) => {
-            Holder::Unknown(format!("the VM that had it cannot be asked, and nobody else can say it: {why}"))
+            Holder::Unknown(format!("the VM that had it cannot be asked, and nothing else can tell: {why}"))
         }
     })
 }

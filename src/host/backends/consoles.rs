@@ -36,7 +36,7 @@ pub enum End {
 #[derive(Debug, thiserror::Error)]
 pub enum ConsoleError {
     /// The VM is in no list.
-    #[error("no VM of this name is known")]
+    #[error("there is no such VM")]
     UnknownVm,
     /// The VM is off, or was not made with a console that can be reached.
     #[error("{0}")]

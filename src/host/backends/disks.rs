@@ -143,7 +143,7 @@ pub struct DiskVolume {
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// The VM is in no list.
-    #[error("no VM of this name is known")]
+    #[error("there is no such VM")]
     UnknownVm,
     /// Nobody can be asked to plug; in the backend's words, which say what to do about it.
     #[error("{0}")]
@@ -170,7 +170,7 @@ pub enum DiskError {
     #[error("cannot {0} {1:?}: {2}")]
     System(&'static str, PathBuf, #[source] io::Error),
     /// How the file is read was not said, and its name does not say it.
-    #[error("file {0:?}: say its format, raw or qcow2; its name does not end with either")]
+    #[error("file {0:?}: set its format, raw or qcow2, which its name does not show")]
     NoFormat(PathBuf),
     /// Another disk has the serial number.
     #[error("serial {serial:?} is in use: {device} has it")]
@@ -181,7 +181,7 @@ pub enum DiskError {
         device: String,
     },
     /// Another disk has the file.
-    #[error("file {file:?} is in use: it is behind {device}")]
+    #[error("file {file:?} is in use: it backs {device}")]
     FileInUse {
         /// Which.
         file: PathBuf,
@@ -219,7 +219,7 @@ pub enum DiskError {
         device: String,
     },
     /// A disk never becomes smaller.
-    #[error("the disk {serial:?} has {found} bytes already, and never becomes smaller")]
+    #[error("the disk {serial:?} already has {found} bytes, and cannot shrink")]
     Shrinks {
         /// Which.
         serial: String,
@@ -228,7 +228,7 @@ pub enum DiskError {
     },
     /// The guest keeps it, so far.
     #[error(
-        "the guest has not let go of the disk {serial:?} for {} s; it is gone as soon as the guest does",
+        "the guest has not released the disk {serial:?} within {} s; it is detached as soon as the guest does",
         waited.as_secs()
     )]
     Kept {
@@ -244,7 +244,7 @@ pub enum DiskError {
     #[error("{0}")]
     Untold(String),
     /// The guest said that it keeps it.
-    #[error("the guest refuses to let go of the disk {0:?}")]
+    #[error("the guest refuses to release the disk {0:?}")]
     GuestRefuses(String),
     /// Somebody holds the volume, in words who.
     #[error("{0}")]
@@ -262,20 +262,20 @@ pub fn check_serial(serial: &str, bus: Bus) -> Result<(), DiskError> {
     let wrong = |problem: String| Err(DiskError::Serial(problem));
     let most = bus.longest_serial();
     if serial.is_empty() {
-        return wrong("is empty; the guest knows the disk by it".into());
+        return wrong("is empty; the guest identifies the disk by it".into());
     }
     if !serial.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
         return wrong(format!("{serial:?} has characters that a disk cannot show; use printable ASCII"));
     }
     if serial.starts_with(' ') || serial.ends_with(' ') {
-        return wrong(format!("{serial:?} begins or ends with a space, which guests do not see"));
+        return wrong(format!("{serial:?} begins or ends with a space, which guests strip"));
     }
     if serial.bytes().all(|byte| byte == b'0') {
-        return wrong(format!("{serial:?} is all zeros, which stands for none"));
+        return wrong(format!("{serial:?} is all zeros, which means no serial number"));
     }
     if serial.len() > most {
         return wrong(format!(
-            "{serial:?} has {} bytes, and a guest can read {most} of a disk on the {bus} bus",
+            "{serial:?} has {} bytes, but a guest can read only {most} of a disk on the {bus} bus",
             serial.len()
         ));
     }
@@ -374,9 +374,13 @@ mod tests {
             (
                 &longest[..21],
                 Bus::VirtioBlk,
-                Some("has 21 bytes, and a guest can read 20 of a disk on the virtio bus"),
+                Some("has 21 bytes, but a guest can read only 20 of a disk on the virtio bus"),
             ),
-            (&too_long, Bus::Scsi, Some("has 65 bytes, and a guest can read 64 of a disk on the scsi bus")),
+            (
+                &too_long,
+                Bus::Scsi,
+                Some("has 65 bytes, but a guest can read only 64 of a disk on the scsi bus"),
+            ),
             ("a\tb", Bus::Scsi, Some("characters that a disk cannot show")),
             ("ä", Bus::Scsi, Some("characters that a disk cannot show")),
             (" a", Bus::Scsi, Some("begins or ends with a space")),

@@ -57,8 +57,8 @@ impl Book {
             let other = addresses.iter().find_map(|address| Some((address, book.held.get(address)?)));
             let twin = book.find(&record.cluster, &record.service.uid).map(|twin| &twin.id);
             let problem = match (record.is_kept(), other, twin) {
-                (true, Some((address, other)), _) => format!("{address} is in the record {other}, too"),
-                (true, None, Some(twin)) => format!("the record {twin} is of the same Service"),
+                (true, Some((address, other)), _) => format!("{address} is also in the record {other}"),
+                (true, None, Some(twin)) => format!("the record {twin} is for the same Service"),
                 _ => {
                     book.put(record);
                     continue;

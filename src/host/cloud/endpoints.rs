@@ -72,7 +72,8 @@ async fn keep_asking(target: Target, desk: Handle) {
             }
             Ok(Err(_)) | Err(_) => {
                 silent += 1;
-                let problem = format!("it does not say whether it has endpoints (port {})", target.at.port());
+                let problem =
+                    format!("it does not report whether it has endpoints (port {})", target.at.port());
                 (silent >= target.failure_threshold).then_some(Outcome { healthy: false, problem })
             }
         };

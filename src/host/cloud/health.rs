@@ -209,7 +209,7 @@ impl Question<'_> {
                 Some(Outcome { healthy: true, .. }) => {}
                 Some(Outcome { problem, .. }) => return failing(problem),
                 None => {
-                    let words = "it has not been asked yet whether it has endpoints";
+                    let words = "its endpoints have not been checked yet";
                     return Verdict::Unchecked(words.to_owned());
                 }
             }
@@ -237,10 +237,10 @@ pub fn is_backend(named: &[String], instance: &v1::Instance) -> bool {
 /// In words for people, if not.
 pub fn passes(reported: Option<&Reported>, check: &str, now: Instant, stale: Duration) -> Result<(), String> {
     let Some(outcome) = reported.and_then(|reported| reported.outcomes.get(check)) else {
-        return Err("its agent has not told the result of the health check yet".to_owned());
+        return Err("its agent has not reported the result of the health check yet".to_owned());
     };
     if reported.is_some_and(|reported| now.saturating_duration_since(reported.at) >= stale) {
-        return Err("its agent does not tell results of health checks any more".to_owned());
+        return Err("its agent no longer reports results of health checks".to_owned());
     }
     match outcome {
         Outcome { healthy: true, .. } => Ok(()),
@@ -323,7 +323,7 @@ mod tests {
             ("lost", "the agent does not answer"),
             ("liar", "it has no address in a subnet that the host may forward to"),
         ];
-        assert_eq!(problems(&nodes), failing, "and the last one is no Node");
+        assert_eq!(problems(&nodes), failing, "and the last one is not a Node");
         // Those that are named count, Nodes or not.
         let named = Wanted { backends: vec!["lost".into(), String::new()], ..met };
         let nodes = ask(&record, &named, &Heard::default(), &members, Instant::now());
@@ -359,10 +359,10 @@ mod tests {
             }
         };
         for (heard, now, expected) in [
-            (Heard::default(), now, "its agent has not told the result of the health check yet"),
+            (Heard::default(), now, "its agent has not reported the result of the health check yet"),
             (told(false, "connection refused", now), now, "connection refused"),
             (told(false, "", now), now, "the health check fails"),
-            (told(true, "", now), now + STALE, "its agent does not tell results of health checks any more"),
+            (told(true, "", now), now + STALE, "its agent no longer reports results of health checks"),
         ] {
             let nodes = ask(&record, &met, &heard, &members, now);
             let old = ("b", "its agent is too old to make health checks; upgrade it");

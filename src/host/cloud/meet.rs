@@ -43,14 +43,14 @@ pub fn check_change(ipam: Ipam, network: &str, wanted: &Wanted) -> Result<(), St
     };
     if ipam != wanted.ipam {
         return Err(format!(
-            "its address comes from ipam {}, which cannot become {}; delete the Service and make it again",
+            "its address comes from ipam {}, which cannot become {}; delete the Service and create it again",
             name(ipam),
             name(wanted.ipam)
         ));
     }
     if network != wanted.network {
         return Err(format!(
-            "its network is {network:?}, which cannot become {:?}; delete the Service and make it again",
+            "its network is {network:?}, which cannot become {:?}; delete the Service and create it again",
             wanted.network
         ));
     }
@@ -104,7 +104,7 @@ impl Ground<'_> {
         if wanted.ipam == Ipam::Dhcp && wanted.announcing != Announcing::KubeVip {
             return Err(Failure::new(
                 "NoDhcp",
-                "an address by DHCP is announced by kube-vip, and by nobody else; ask for ipam pool",
+                "an address from DHCP can only be announced by kube-vip; use ipam pool",
             ));
         }
         Ok(())
@@ -118,8 +118,9 @@ impl Ground<'_> {
         }
         if let Some(sharer) = self.book.sharers(record).next() {
             let Service { namespace, name, .. } = &sharer.service;
-            let words =
-                format!("the Service {namespace}/{name} shares its address, so it needs one of its own");
+            let words = format!(
+                "the Service {namespace}/{name} shares the address of this one, which therefore needs its own"
+            );
             return Err(Failure::new("AddressShared", words));
         }
         let missing =
@@ -204,8 +205,9 @@ impl Ground<'_> {
                 return Err(Failure::new("AddressInUse", format!("{asked} is in use")));
             }
             if !is_mine && self.book.rests(asked, &record.cluster, &record.service, self.now) {
-                let words =
-                    format!("{asked} was another Service's until a moment ago; it is given away in a minute");
+                let words = format!(
+                    "{asked} belonged to another Service until a moment ago; it is available in a minute"
+                );
                 return Err(Failure::new("AddressResting", words));
             }
             return Ok(Held { address: asked, pool: pool.name.clone() });
@@ -228,7 +230,7 @@ impl Ground<'_> {
                         Failure::new("PoolExhausted", format!("the pool of {name} addresses has none left"));
                 }
                 Err(Lack::Blind) => {
-                    let words = "the host cannot read which of its addresses are taken; its administrator is told why";
+                    let words = "the host cannot read which of its addresses are in use; its log says why";
                     return Err(Failure::new("RecordsUnreadable", words));
                 }
             }
@@ -259,7 +261,7 @@ pub fn reserved(pool: &Pool, wanted: &Wanted) -> Result<(), Failure> {
     match wanted.ports.iter().find(is_reserved).filter(|_| wanted.announcing == Announcing::Host) {
         None => Ok(()),
         Some(port) => {
-            Err(Failure::new("PortReserved", format!("the host forwards port {} to nobody", port.port)))
+            Err(Failure::new("PortReserved", format!("the host does not forward port {}", port.port)))
         }
     }
 }

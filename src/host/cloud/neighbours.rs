@@ -32,7 +32,7 @@ pub async fn run(mut asked: watch::Receiver<BTreeSet<IpAddr>>, told: watch::Send
         let found = found.unwrap_or_else(|error| {
             if !std::mem::replace(&mut is_said, true) {
                 tracing::error!(
-                    "cannot look who is at the addresses of nodes, so nothing is forwarded to them: {error}"
+                    "cannot look up the hardware addresses of nodes, so nothing is forwarded to them: {error}"
                 );
             }
             Neighbours::new()

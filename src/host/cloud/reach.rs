@@ -89,8 +89,8 @@ impl Ground<'_> {
             return Err(format!("its address {address} is one of the host's for load balancers"));
         }
         if member.hardware.is_empty() {
-            let words = "the host does not know its hardware addresses, and so not whether the address is its own; its \
-                         administrator has to set vm.networks";
+            let words = "the host does not know its hardware addresses, and so cannot verify its IP address; \
+                         the host's administrator has to set vm.networks";
             return Err(words.to_owned());
         }
         match self.neighbours.get(&address) {
@@ -98,7 +98,7 @@ impl Ground<'_> {
             Some(Seen::At(_)) => Err(format!("the host sees another machine at its address {address}")),
             Some(Seen::Own) => Err(format!("its address {address} is one of the host itself")),
             Some(Seen::OffLink) => Err(format!("its address {address} is on no link of the host")),
-            Some(Seen::Nobody) | None => Err(format!("the host sees nobody at its address {address}")),
+            Some(Seen::Nobody) | None => Err(format!("no machine answers at its address {address}")),
         }
     }
 }
@@ -150,7 +150,7 @@ mod tests {
             ("10.0.0.7/24", at("52:54:00:00:00:02"), "another machine at its address 10.0.0.7"),
             ("10.0.0.254/24", Seen::Own, "10.0.0.254 is one of the host itself"),
             ("10.0.0.9/24", Seen::OffLink, "on no link"),
-            ("10.0.0.9/24", Seen::Nobody, "sees nobody at its address 10.0.0.9"),
+            ("10.0.0.9/24", Seen::Nobody, "no machine answers at its address 10.0.0.9"),
             ("10.0.0.200/24", at(MINE), "10.0.0.200 is one of the host's for load balancers"),
             ("192.0.2.1/8", at(MINE), "no address in a subnet"),
         ] {

@@ -124,8 +124,8 @@ impl Record {
         if readers > VERSION {
             let version = form.version;
             return Err(damaged(format!(
-                "it has version {version}, for programs that know version {readers}, and this one knows {VERSION}; \
-                 run a newer guestlet-host"
+                "it has version {version}, for programs that support version {readers}, but this one supports \
+                 {VERSION}; run a newer guestlet-host"
             )));
         }
         let record: Self = serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;

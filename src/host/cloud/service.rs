@@ -134,7 +134,7 @@ impl Service {
     ) -> Result<T, Status> {
         if self.asker.cluster.is_empty() {
             return Err(Status::permission_denied(
-                "this VM belongs to no cluster; the settings of its host say to which",
+                "this VM belongs to no cluster; set cluster in the settings of its host",
             ));
         }
         let asker = self.asker.clone();
@@ -175,7 +175,7 @@ impl Service {
         }
         let Some(_polling) = self.desk.polls.begin(&self.asker.uid, kind) else {
             return Err(Status::resource_exhausted(format!(
-                "{MOST_POLLS} calls of this VM wait for the same already"
+                "{MOST_POLLS} calls of this VM are already waiting for the same"
             )));
         };
         let end = Instant::now() + Duration::from_secs(wait_seconds.min(LONGEST_WAIT).into());

@@ -70,7 +70,7 @@ impl Settings {
         if self.may_ask(cluster, vm) {
             return Ok(());
         }
-        let words = "this VM may not ask for load balancers; others of its cluster may (controllers in the settings of the host)";
+        let words = "this VM may not request load balancers; see controllers in the settings of the host";
         Err(words.to_owned())
     }
 
@@ -83,7 +83,7 @@ impl Settings {
         if has < most {
             return Ok(());
         }
-        Err(format!("the cluster has {has} load balancers, and may have {most}"))
+        Err(format!("the cluster has {has} load balancers, and may have at most {most}"))
     }
 
     /// How many load balancers a cluster may have.

@@ -78,7 +78,7 @@ impl Told<'_> {
         };
         let (reason, message) = match (self.failure, state) {
             (Some(failure), _) => (failure.reason, failure.message.clone()),
-            (None, State::Pending) => ("Pending", "the host does not forward yet".to_owned()),
+            (None, State::Pending) => ("Pending", "the host does not forward its traffic yet".to_owned()),
             (None, _) => ("", String::new()),
         };
         let mut told = v1::LoadBalancer {

@@ -212,14 +212,14 @@ pub fn service_of_before(found: Option<v1::ServiceReference>, what: &str) -> Res
     for (field, text) in [("namespace", &namespace), ("name", &name)] {
         if !is_label(text) {
             return Err(format!(
-                "{what}.{field} is no name of Kubernetes with at most {LONGEST_NAME} characters"
+                "{what}.{field} is not a Kubernetes name of at most {LONGEST_NAME} characters"
             ));
         }
     }
     let is_good =
         uid.len() <= LONGEST_UID && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if !is_good {
-        return Err(format!("{what}.uid is no UID: at most {LONGEST_UID} letters, digits and \"-\""));
+        return Err(format!("{what}.uid is not a UID: use at most {LONGEST_UID} letters, digits and \"-\""));
     }
     Ok(Service { namespace, name, uid })
 }
@@ -259,14 +259,14 @@ impl Wanted {
         let share = request.share_with.clone().map(|found| service(Some(found), "share_with")).transpose()?;
         if share.is_some() && !addresses.is_empty() {
             return Err(
-                "addresses cannot be asked for where the address of another Service is shared".to_owned()
+                "addresses cannot be requested while sharing the address of another Service".to_owned()
             );
         }
         let local_port = port(request.health_check_node_port, true, "health_check_node_port")?;
         if request.local_traffic && announcing == Announcing::Host {
             if local_port == 0 {
                 let words =
-                    "health_check_node_port is missing, at which nodes say whether they have endpoints";
+                    "health_check_node_port is missing, at which nodes report whether they have endpoints";
                 return Err(words.to_owned());
             }
             of_nodes(local_port, "health_check_node_port")?;
@@ -276,7 +276,7 @@ impl Wanted {
         }
         if request.backends.iter().any(|uid| uid.is_empty() || uid.len() > LONGEST_UID) {
             return Err(format!(
-                "backends has an entry that is no identifier of at most {LONGEST_UID} characters"
+                "backends has an entry that is not an identifier of at most {LONGEST_UID} characters"
             ));
         }
         if request.affinity_seconds > LONGEST_AFFINITY {
@@ -312,7 +312,7 @@ fn families(request: &v1::EnsureLoadBalancerRequest) -> Result<Vec<Family>, Stri
     let mut found = Vec::new();
     for family in request.families() {
         let family = match family {
-            v1::IpFamily::Unspecified => return Err("families has an entry that is no family".to_owned()),
+            v1::IpFamily::Unspecified => return Err("families has an entry that is not a family".to_owned()),
             v1::IpFamily::Ipv4 => Family::Ipv4,
             v1::IpFamily::Ipv6 => Family::Ipv6,
         };
@@ -323,7 +323,7 @@ fn families(request: &v1::EnsureLoadBalancerRequest) -> Result<Vec<Family>, Stri
     }
     // The iterator above leaves out what it does not know.
     if found.is_empty() || found.len() != request.families.len() {
-        return Err("families has to name one or two families".to_owned());
+        return Err("families must have one or two entries".to_owned());
     }
     Ok(found)
 }
@@ -347,7 +347,7 @@ fn wanted_addresses(found: &[String], families: &[Family]) -> Result<Vec<IpAddr>
 fn port(found: u32, may_be_0: bool, what: &str) -> Result<u16, String> {
     match u16::try_from(found) {
         Ok(port) if may_be_0 || port > 0 => Ok(port),
-        _ => Err(format!("{what} = {found} is no port")),
+        _ => Err(format!("{what} = {found} is not a port")),
     }
 }
 
@@ -355,7 +355,7 @@ fn port(found: u32, may_be_0: bool, what: &str) -> Result<u16, String> {
 fn of_nodes(port: u16, what: &str) -> Result<(), String> {
     if port < LOWEST_NODE_PORT {
         return Err(format!(
-            "{what} = {port} is less than {LOWEST_NODE_PORT}, and this host forwards to no such port"
+            "{what} = {port} is less than {LOWEST_NODE_PORT}, and this host does not forward to such ports"
         ));
     }
     Ok(())
@@ -363,7 +363,7 @@ fn of_nodes(port: u16, what: &str) -> Result<(), String> {
 
 fn ports(found: &[v1::ServicePort], announcing: Announcing) -> Result<Vec<Port>, String> {
     if found.is_empty() || found.len() > MOST_PORTS {
-        return Err(format!("ports has to have 1 to {MOST_PORTS} entries"));
+        return Err(format!("ports must have 1 to {MOST_PORTS} entries"));
     }
     let (mut ports, mut seen) = (Vec::new(), BTreeSet::new());
     for one in found {
@@ -396,10 +396,10 @@ fn ports(found: &[v1::ServicePort], announcing: Announcing) -> Result<Vec<Port>,
 fn check(found: v1::HealthCheck, ports: &[Port]) -> Result<Check, String> {
     let named = ports.iter().find(|one| u32::from(one.port) == found.port && one.protocol == Protocol::Tcp);
     let Some(named) = named else {
-        return Err(format!("health_check.port = {} is no TCP port of the Service", found.port));
+        return Err(format!("health_check.port = {} is not a TCP port of the Service", found.port));
     };
     if named.node_port == 0 {
-        return Err(format!("health_check.port = {} has no node port that could be tried", found.port));
+        return Err(format!("health_check.port = {} has no node port that could be checked", found.port));
     }
     let bounded = |value: u32, usual: u32, most: u32, what: &str| match value {
         0 => Ok(usual),

@@ -85,7 +85,7 @@ pub async fn opening(messages: &mut Streaming<ToConsole>) -> Result<Opening, Sta
     let first = first(messages).await?;
     match first.and_then(|first| first.message) {
         Some(Message::Open(request)) => Ok(Opening(request)),
-        _ => Err(Status::invalid_argument("the first message does not say open")),
+        _ => Err(Status::invalid_argument("the first message must be open")),
     }
 }
 

@@ -34,16 +34,16 @@ pub enum Refusal {
         since: Duration,
     },
     /// Root has it.
-    #[error("the console is in use by {who}, and only root takes it over from root")]
+    #[error("the console is in use by {who}, and only root may take it over from root")]
     OfRoot {
         /// Who that is.
         who: String,
     },
     /// There are as many consoles as there may be.
-    #[error("{0} consoles are open on this host already, and there may not be more; end one of them")]
+    #[error("{0} consoles are open on this host, which is the limit; close one of them")]
     TooMany(usize),
     /// Whoever was ended does not let go, or others are always quicker.
-    #[error("the client that has the console does not let go of it; try again")]
+    #[error("the client that has the console has not released it; try again")]
     Kept,
 }
 

@@ -57,7 +57,7 @@ impl Asked {
         let path = call.uri().path();
         let (of_volumes, of_cloud) = (http2::is_of(path, CONTROLLER), http2::is_of(path, CLOUD));
         if !of_volumes && !of_cloud {
-            return Err(Status::permission_denied(format!("{method} is not answered for guests of nodes")));
+            return Err(Status::permission_denied(format!("{method} is not supported for guests on nodes")));
         }
         let (_, facts) = self.on(node, &vm).await?;
         let here = Topology { host: node.to_owned(), ..Topology::default() };
@@ -112,7 +112,7 @@ impl Asked {
             tracing::warn!(
                 vm = facts.name,
                 receipt = freeze.receipt.id,
-                "not all snapshots say what they are worth: {error}"
+                "cannot annotate all snapshots with their consistency: {error}"
             );
             Status::unavailable("not all snapshots of this VM could be read or written; repeat the call")
         })?;
@@ -128,7 +128,7 @@ impl Asked {
         let read = Api::<Instance>::namespaced(self.client.clone(), namespace);
         // What the API server says of itself, and of whom it lets in, is no guest's business.
         let unknown = |why: String| {
-            tracing::warn!(node, vm = %format_args!("{namespace}/{name}"), "it cannot be read where a VM runs: {why}");
+            tracing::warn!(node, vm = %format_args!("{namespace}/{name}"), "cannot find out where a VM runs: {why}");
             let words = "the API of the host cluster cannot say now where this guest runs; repeat the call";
             Status::unavailable(words)
         };

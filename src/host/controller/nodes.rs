@@ -70,12 +70,12 @@ impl Nodes {
                 .insert(node.clone(), Node { number, caller, places: BTreeMap::new(), _place: place });
             number
         };
-        tracing::info!(node, "a node attends");
+        tracing::info!(node, "a node has connected");
         let seat = Seat { nodes: self, node, number };
         Ok(Opened::new(calls, async move {
             // It only ends.
             drop(replaced.await);
-            Status::aborted(format!("the node {} attends anew", seat.node))
+            Status::aborted(format!("the node {} has connected again", seat.node))
         }))
     }
 }
@@ -110,7 +110,7 @@ impl Drop for Seat {
         let mut attending = self.nodes.attending();
         if attending.nodes.get(&self.node).is_some_and(|node| node.number == self.number) {
             attending.nodes.remove(&self.node);
-            tracing::info!(node = self.node, "a node attends no more");
+            tracing::info!(node = self.node, "a node has disconnected");
         }
     }
 }

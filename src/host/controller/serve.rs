@@ -117,7 +117,7 @@ async fn connection(
     // Before it is known who it is, it is nobody.
     let peer = stream.peer_addr().map_err(|error| error.to_string())?.ip().to_canonical();
     let nobody = doors.nobodies.take(peer);
-    let nobody = nobody.ok_or_else(|| format!("too many connections of {peer} do not say who they are"))?;
+    let nobody = nobody.ok_or_else(|| format!("too many unauthenticated connections of {peer}"))?;
     tcp::notice_silence(&stream).map_err(|error| error.to_string())?;
     let shaking = TlsAcceptor::from(Arc::clone(&server.joining.tls)).accept(stream);
     let stream = tokio::time::timeout(HANDSHAKE, shaking).await;
@@ -158,7 +158,9 @@ struct OfNode {
 
 impl OfNode {
     fn node(&self) -> Result<&str, Status> {
-        self.node.as_deref().ok_or_else(|| Status::unauthenticated("join first: there is no certificate"))
+        self.node
+            .as_deref()
+            .ok_or_else(|| Status::unauthenticated("no certificate was presented; join first"))
     }
 }
 

@@ -207,8 +207,9 @@ pub fn placed(
     let host = host()?;
     if !wanted.iter().any(|topology| is_here(topology, &host)) {
         let words = format!(
-            "the volume is wanted on other hosts, and volumes of this host can be used on {HOST}={host} only: let a \
-             provisioner make it whose agent is on one of those hosts, or let pods run here, and bind volumes when the \
+            "the volume is requested on other hosts, but volumes of this host can be used on {HOST}={host} \
+             only: have it created by a provisioner whose agent is on one of those hosts, or let pods run \
+             here, and bind volumes when the \
              first pod comes (WaitForFirstConsumer)"
         );
         return Err(Problem::new(Kind::Exhausted, words));
@@ -231,7 +232,7 @@ pub fn parameters(parameters: &HashMap<String, String>) -> Result<Parameters, Pr
     }
     let unknown = parameters.keys().find(|key| *key != CLASS && !key.starts_with(PROVISIONER));
     if let Some(unknown) = unknown {
-        return invalid(format!("parameter {unknown:?} is unknown; there is {CLASS}"));
+        return invalid(format!("unknown parameter {unknown:?}; use {CLASS}"));
     }
     let of = |key: &str| parameters.get(&format!("{PROVISIONER}{key}")).filter(|value| !value.is_empty());
     let claim = match (of("pvc/namespace"), of("pvc/name")) {
@@ -380,7 +381,7 @@ mod tests {
         assert_eq!(parameters(&all), Ok(expected));
         assert_eq!(parameters(&map(&[("hostStorageClass", "")])), Ok(Parameters::default()));
         let unknown = parameters(&map(&[("hostClass", "fast")])).unwrap_err().to_string();
-        assert_eq!(unknown, "parameter \"hostClass\" is unknown; there is hostStorageClass");
+        assert_eq!(unknown, "unknown parameter \"hostClass\"; use hostStorageClass");
         let long = "x".repeat(5000);
         assert!(parameters(&map(&[("hostStorageClass", &long)])).is_err());
     }

@@ -83,9 +83,7 @@ impl Service {
     fn host(&self) -> Result<String, Problem> {
         let place = self.guest.place.borrow();
         let host = place.as_ref().map(|place| place.host.clone()).filter(|host| !host.is_empty());
-        host.ok_or_else(|| {
-            Problem::new(Kind::Unavailable, "it is not known yet on which host this VM is; try again")
-        })
+        host.ok_or_else(|| Problem::new(Kind::Unavailable, "the host of this VM is not known yet; try again"))
     }
 
     fn asker(&self) -> (Asker, Behalf) {

@@ -65,11 +65,11 @@ impl Agent {
                 return Err(Unreleased::Kept(PAUSED.to_owned()));
             }
             Some(Reach::Untold) => {
-                let words = "the node of this guest cannot be asked now";
+                let words = "the node of this guest cannot be reached now";
                 return Err(Unreleased::Untold(words.to_owned()));
             }
             Some(Reach::NoSession) | None if !self.fleet.has_sessions() => {
-                let words = "the VM runs, and where it does has not come to be known here yet";
+                let words = "the VM is running, but it is not known here yet where";
                 return Err(Unreleased::Untold(words.to_owned()));
             }
             Some(Reach::NoSession) | None => {
@@ -93,7 +93,7 @@ impl Agent {
             within(SEEN + ANSWER, is_elsewhere, calls.find_disk(request)).await.map_err(Unreleased::words)?;
         match answer.disk {
             Some(disk) => Ok(text::clean(&disk.name)),
-            None => Err(format!("it has not within {} s", SEEN.as_secs())),
+            None => Err(format!("it has not done so within {} s", SEEN.as_secs())),
         }
     }
 
@@ -194,7 +194,7 @@ impl GuestSide for Agent {
         Self::release(self, disk, RELEASE).await.map_err(|why| {
             let (serial, why) = (disk.text(), why.words());
             DiskError::NotReleased(format!(
-                "the guest does not let go of the disk {serial:?}: {why}; it stays attached unless --force is given"
+                "the guest does not release the disk {serial:?}: {why}; it stays attached unless --force is given"
             ))
         })
     }
@@ -206,14 +206,14 @@ impl GuestSide for Agent {
                 self.fleet.log().info(
                     vm,
                     serial,
-                    &format!("a disk stays, and its guest sees it again: {name}"),
+                    &format!("a disk stays attached, and its guest sees it again: {name}"),
                 );
             }
             Err(why) => {
                 self.fleet.log().warn(
                     vm,
                     serial,
-                    &format!("a disk stays, and its guest does not see it: {why}"),
+                    &format!("a disk stays attached, but its guest does not see it: {why}"),
                 );
             }
         }
@@ -231,7 +231,7 @@ impl GuestSide for Forced {
     async fn release(&self, disk: &Known) -> Result<(), DiskError> {
         if let Err(why) = self.agent.release(disk, FORCED).await {
             let (vm, serial, why) = (&self.agent.vm, disk.text(), why.words());
-            tracing::warn!(vm, serial, why, "a disk is taken away by force");
+            tracing::warn!(vm, serial, why, "a disk is detached by force");
             let told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             // Who asked may have gone.
             drop(told.map(|told| told.send(why)));
@@ -291,9 +291,9 @@ impl GuestSide for Bounded {
             // One that it does not know by this may be in use there all the same. One that it has released it finds again.
             self.agent.find(disk).await.map_err(|why| {
                 DiskError::NotReleased(format!(
-                    "the guest does not say that it has the disk {serial:?}: {why}; another program than guestlet has plugged \
-                     it, and may use it there. Start or upgrade the agent of that guest, or stop the VM; guestctl volumes detach \
-                     --force does not ask it"
+                    "the guest does not say that it has the disk {serial:?}: {why}; a program other than \
+                     guestlet has plugged it, and may use it there. Start or upgrade the agent of that guest, \
+                     or stop the VM; guestctl volumes detach --force does not ask it"
                 ))
             })?;
         }
@@ -311,18 +311,18 @@ impl GuestSide for Bounded {
         match released {
             Ok(()) => Ok(()),
             Err(Unreleased::Untold(why)) => Err(DiskError::Untold(format!(
-                "it cannot be told whether the guest lets go of the volume: {why}; repeat the call"
+                "it is not known whether the guest releases the volume: {why}; repeat the call"
             ))),
             Err(Unreleased::Kept(why) | Unreleased::Busy(why)) => {
-                Err(DiskError::NotReleased(format!("the guest does not let go of the volume: {why}")))
+                Err(DiskError::NotReleased(format!("the guest does not release the volume: {why}")))
             }
             Err(Unreleased::Unasked(why)) if disk.is_adopted => Err(DiskError::NotReleased(format!(
-                "the guest does not say that it lets go of the volume: {why}; another program than guestlet has plugged it, and \
-                 may use it there. Start or upgrade the agent of that guest, or stop the VM; guestctl volumes detach --force does \
-                 not ask it"
+                "the guest does not confirm that it releases the volume: {why}; a program other than guestlet \
+                 has plugged it, and may use it there. Start or upgrade the agent of that guest, or stop the \
+                 VM; guestctl volumes detach --force does not ask it"
             ))),
             Err(Unreleased::Unasked(why)) => {
-                let words = format!("a disk is taken away although its guest was not asked: {why}");
+                let words = format!("a disk is detached although its guest was not asked: {why}");
                 self.agent.fleet.log().warn(vm, serial, &words);
                 Ok(())
             }

@@ -67,7 +67,7 @@ impl From<Status> for Failure {
 
 impl From<Breach> for Failure {
     fn from(breach: Breach) -> Self {
-        Self::new(Outcome::Unreachable, format!("the guest breaks the protocol: {breach}"))
+        Self::new(Outcome::Unreachable, format!("the guest violates the protocol: {breach}"))
     }
 }
 
@@ -98,7 +98,7 @@ impl Connection<'_> {
         // The connection ends here at a socket, as at any other end of one.
         let pair = UnixStream::pair();
         let (here, there) = pair
-            .map_err(|error| Failure::new(Outcome::Unreachable, format!("no room for a socket: {error}")))?;
+            .map_err(|error| Failure::new(Outcome::Unreachable, format!("cannot open a socket: {error}")))?;
         let link = Link::default();
         let driven = async {
             let manner = Manner { window: WINDOW, patience: None };
@@ -126,7 +126,7 @@ async fn connected(call: &mut Line, answers: &mut Streaming<FromTarget>) -> Resu
                 };
                 return Err(Failure::new(outcome, text::clean_words(&refused.reason)));
             }
-            _ => return Err(Failure::new(Outcome::Unreachable, "the guest breaks the protocol")),
+            _ => return Err(Failure::new(Outcome::Unreachable, "the guest violates the protocol")),
         }
     }
 }

@@ -144,7 +144,7 @@ impl Exporters {
     }
 
     async fn fetch(&self, job: &Job, vm: &str) -> Result<String, Failure> {
-        let closed = |_| Failure::new(Outcome::Unreachable, "guestlet-host stops");
+        let closed = |_| Failure::new(Outcome::Unreachable, "guestlet-host is stopping");
         let _place = self.places.acquire().await.map_err(closed)?;
         let fetch = Fetch {
             path: &job.path,
@@ -166,7 +166,7 @@ impl Exporters {
             Failure::new(outcome, format!("{error}{more}"))
         })?;
         let wrong = |words: String| Failure::new(Outcome::Wrong, words);
-        let text = std::str::from_utf8(&answer).map_err(|_| wrong("its answer is no UTF-8".to_owned()))?;
+        let text = std::str::from_utf8(&answer).map_err(|_| wrong("its answer is not UTF-8".to_owned()))?;
         relabel(text, vm, job.max_series).map_err(|error| wrong(error.to_string()))
     }
 

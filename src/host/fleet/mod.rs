@@ -298,7 +298,7 @@ impl Fleet {
         let Some(mut entry) = self.take(name) else { return };
         tracing::info!(vm = name, "no longer listed");
         self.log.forget(name);
-        self.close(&mut entry, "it is no longer in the settings");
+        self.close(&mut entry, "it was removed from the settings");
     }
 
     /// Takes a VM out, and out of the indexes.
@@ -403,7 +403,8 @@ impl Fleet {
                 entry.state(SessionState::Refused, reason);
             }
             Report::Failed => {
-                let reason = "the session failed by a fault of guestlet-host; its log says more".to_owned();
+                let reason =
+                    "the session failed because of an error in guestlet-host; see its log".to_owned();
                 tracing::error!(vm = name, "the session failed");
                 let open = entry.view.session() == SessionState::Connected;
                 entry.state(SessionState::Refused, reason.clone());

@@ -118,7 +118,7 @@ fn ready(status: &Status) -> Condition {
     let is_ready = status.session == "Connected" && status.problems.is_empty();
     let message = match status.session.as_str() {
         // Kubernetes 1.20 takes an empty text for none, and then refuses the object.
-        "Connected" if is_ready => "there is a session, and nothing is wrong".to_owned(),
+        "Connected" if is_ready => "the session is open and healthy".to_owned(),
         "Connected" => status.problems.join("; "),
         _ if status.reason.is_empty() => "there is no session yet".to_owned(),
         _ => status.reason.clone(),
@@ -182,8 +182,8 @@ fn inside(state: &GuestState) -> Vec<String> {
 }
 
 fn disk(error: &IoError) -> String {
-    let why = if error.no_space { "there is no room left on the host" } else { &error.reason };
-    let stopped = if error.stopped { ", and the VM stands still until it is resumed" } else { "" };
+    let why = if error.no_space { "there is no space left on the host" } else { &error.reason };
+    let stopped = if error.stopped { ", and the VM is paused until it is resumed" } else { "" };
     format!("the disk {} could not be read or written: {why}{stopped}", error.disk)
 }
 
@@ -251,7 +251,7 @@ mod tests {
             assert_eq!((condition.status.as_str(), condition.reason.as_str()), (ready, session));
             assert!(
                 condition.message == reason
-                    || reason.is_empty() && condition.message.contains("nothing is wrong")
+                    || reason.is_empty() && condition.message.contains("open and healthy")
             );
         }
     }

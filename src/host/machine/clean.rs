@@ -36,7 +36,7 @@ pub fn qga(answer: ExecuteQgaResponse) -> Result<ExecuteQgaResponse, Status> {
     }
     let clean = text::clean_json(&answer.answer);
     let mut answer =
-        clean.ok_or_else(|| Status::data_loss("what the guest answered is no JSON"))?.into_bytes();
+        clean.ok_or_else(|| Status::data_loss("what the guest answered is not JSON"))?.into_bytes();
     answer.push(b'\n');
     Ok(ExecuteQgaResponse { answer })
 }
@@ -99,9 +99,7 @@ pub fn receipts(mut answer: v1::ListReceiptsResponse) -> v1::ListReceiptsRespons
 /// If it is longer than a receipt can be.
 pub fn receipt(answer: v1::GetReceiptResponse) -> Result<v1::GetReceiptResponse, Status> {
     if answer.envelope.len() > crate::receipt::MOST_BYTES {
-        return Err(Status::data_loss(
-            "the receipt is longer than one can be: somebody has changed it in the guest",
-        ));
+        return Err(Status::data_loss("the receipt is too long: it was altered in the guest"));
     }
     let v1::GetReceiptResponse { envelope, boottime_ms, .. } = answer;
     Ok(v1::GetReceiptResponse { envelope, boottime_ms, ..v1::GetReceiptResponse::default() })

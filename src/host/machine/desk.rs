@@ -158,9 +158,7 @@ impl Desk {
             Turn::Patient => return self.patient.place(caller).map(Place::Own),
         };
         let too_many = |_| {
-            Status::resource_exhausted(format!(
-                "{WAITING} calls of this guest are under way and have not been answered; try again later"
-            ))
+            Status::resource_exhausted(format!("{WAITING} calls of this guest are pending; try again later"))
         };
         let waiting = Arc::clone(waiting).try_acquire_owned().map_err(too_many)?;
         let place = Arc::clone(places).acquire_owned().await;

@@ -52,7 +52,7 @@ pub async fn hand_on<R: HandedOn>(
     tokio::time::timeout(R::WITHIN, work).await.unwrap_or_else(|_| {
         let seconds = R::WITHIN.as_secs();
         Err(Status::deadline_exceeded(format!(
-            "the guest of {name:?} has not answered within {seconds} s; whether it did what it was asked for is not known"
+            "the guest of {name:?} has not answered within {seconds} s; it is not known whether it did what was requested"
         )))
     })
 }
@@ -76,7 +76,7 @@ pub async fn place_for_stream(
 }
 
 fn unknown() -> Status {
-    Status::not_found("no VM of this name is known")
+    Status::not_found("there is no such VM")
 }
 
 /// Whether the agent in the guest of a VM with a session has this capability.
@@ -106,7 +106,7 @@ async fn agent_with(fleet: &Handle, name: &str, capability: &str) -> Result<Agen
         Reach::Session { agent, .. } if agent.is_elsewhere() => Ok(agent),
         Reach::Session { .. } => Err(too_old(name)),
         Reach::Paused => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
-        Reach::Untold => Err(Status::unavailable("the node of this guest cannot be asked now")),
+        Reach::Untold => Err(Status::unavailable("the node of this guest cannot be reached now")),
         Reach::NoSession => {
             let known = fleet.get(name.to_owned()).await?;
             let reason = known.map(|known| known.view.reason.clone()).filter(|reason| !reason.is_empty());
@@ -120,7 +120,7 @@ async fn agent_with(fleet: &Handle, name: &str, capability: &str) -> Result<Agen
 fn said(status: &Status) -> Status {
     if std::error::Error::source(status).is_some() && status.code() != Code::OutOfRange {
         return Status::unavailable(
-            "the session with the guest ended; whether it did what it was asked for is not known",
+            "the session with the guest ended; it is not known whether it did what was requested",
         );
     }
     let words = text::clean_words(status.message());

@@ -36,10 +36,10 @@ impl Balancers {
             let _ = writeln!(text, "{name}{{state=\"{state}\"}} {}", count.load(Ordering::Relaxed));
         }
         let name = "guestlet_host_forwarding_failing";
-        head(text, name, "gauge", "1 while what is to be forwarded to nodes is not.");
+        head(text, name, "gauge", "1 while traffic that should be forwarded to nodes is not.");
         let _ = writeln!(text, "{name} {}", u8::from(self.is_failing.load(Ordering::Relaxed)));
         let name = "guestlet_host_forwarding_repairs_total";
-        head(text, name, "counter", "Times that somebody else had changed the rules by which is forwarded.");
+        head(text, name, "counter", "How often the forwarding rules had been changed by another program.");
         let _ = writeln!(text, "{name} {}", self.repairs.load(Ordering::Relaxed));
     }
 }

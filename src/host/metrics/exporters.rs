@@ -45,7 +45,7 @@ impl Exporters {
             return;
         }
         let name = "guestlet_host_scrapes_total";
-        super::head(text, name, "counter", "Requests to exporters in guests, by how these answered.");
+        super::head(text, name, "counter", "Requests to exporters in guests, by outcome.");
         for (job, counts) in all.iter() {
             for (outcome, count) in OUTCOMES.iter().zip(counts) {
                 let _ = writeln!(text, "{name}{{scrape_job=\"{job}\",outcome=\"{outcome}\"}} {count}");

@@ -30,7 +30,7 @@ impl Gathered {
 
     pub(super) fn render(&self, text: &mut String) {
         let name = "guestlet_host_guest_metrics_total";
-        super::head(text, name, "counter", "Requests for the metrics of guests, by how these answered.");
+        super::head(text, name, "counter", "Requests for the metrics of guests, by outcome.");
         for (outcome, count) in OUTCOMES.iter().zip(&self.0) {
             let _ = writeln!(text, "{name}{{outcome=\"{outcome}\"}} {}", count.load(Ordering::Relaxed));
         }

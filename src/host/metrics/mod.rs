@@ -127,7 +127,7 @@ impl Receipts {
 
     fn render(&self, text: &mut String) {
         let name = "guestlet_host_receipts_total";
-        head(text, name, "counter", "Receipts of freezes of guests, by what a snapshot is worth.");
+        head(text, name, "counter", "Receipts of freezes of guests, by the consistency that they prove.");
         for (level, count) in LEVELS.iter().zip(&self.0) {
             let _ = writeln!(text, "{name}{{level=\"{level}\"}} {}", count.load(Ordering::Relaxed));
         }
@@ -146,7 +146,7 @@ impl IoErrors {
 
     fn render(&self, text: &mut String) {
         let name = "guestlet_host_disk_errors_total";
-        head(text, name, "counter", "Requests of VMs' disks that failed on the host, by why.");
+        head(text, name, "counter", "Failed I/O requests of VMs' disks on the host, by reason.");
         for (reason, count) in ["no-space", "other"].iter().zip(&self.0) {
             let _ = writeln!(text, "{name}{{reason=\"{reason}\"}} {}", count.load(Ordering::Relaxed));
         }
@@ -195,9 +195,9 @@ impl Histogram {
 /// Everything as Prometheus reads it.
 pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration) -> String {
     let mut text = String::new();
-    head(&mut text, "guestlet_host_info", "gauge", "The version that runs.");
+    head(&mut text, "guestlet_host_info", "gauge", "The running version.");
     let _ = writeln!(text, "guestlet_host_info{{version=\"{}\"}} 1", crate::VERSION);
-    head(&mut text, "guestlet_host_uptime_seconds", "gauge", "Since the host half started.");
+    head(&mut text, "guestlet_host_uptime_seconds", "gauge", "Time since the host half started.");
     let _ = writeln!(text, "guestlet_host_uptime_seconds {}", uptime.as_secs_f64());
     head(&mut text, "guestlet_host_virtual_machines", "gauge", "VMs by the state of their sessions.");
     let states = [
@@ -213,29 +213,25 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
     head(&mut text, "guestlet_host_callbacks_open", "gauge", "Callbacks that guests use.");
     let _ = writeln!(text, "guestlet_host_callbacks_open {}", tally.callbacks);
     let name = "guestlet_host_virtual_machines_stopped";
-    head(&mut text, name, "gauge", "VMs that stand still because a disk could not be read or written.");
+    head(&mut text, name, "gauge", "VMs that are paused because a disk could not be read or written.");
     let _ = writeln!(text, "{name} {}", tally.stopped);
     metrics.io_errors.render(&mut text);
     metrics.balancers.render(&mut text);
     let counters = [
-        ("dials", "Streams to guests that were dialled.", &metrics.dials),
-        ("dial_failures", "Dials without a stream.", &metrics.dial_failures),
-        ("sessions", "Sessions begun.", &metrics.sessions),
-        ("refusals", "Guests refused, and sessions that the guest or its bounds ended.", &metrics.refusals),
+        ("dials", "Attempts to connect to guests.", &metrics.dials),
+        ("dial_failures", "Failed attempts to connect to guests.", &metrics.dial_failures),
+        ("sessions", "Sessions opened.", &metrics.sessions),
+        ("refusals", "Guests refused, and sessions ended by the guest or by its limits.", &metrics.refusals),
         ("events", "Events of guests, heartbeats included.", &metrics.events),
         ("missed_events", "Events of guests that were lost.", &metrics.missed_events),
         ("callback_calls", "Calls of guests.", &metrics.callback_calls),
-        ("denied_calls", "Calls of the admin API that their callers may not make.", &metrics.denied_calls),
+        ("denied_calls", "Denied calls of the admin API.", &metrics.denied_calls),
         (
             "lost_audit_records",
             "Audit records that could not be written to their file.",
             &metrics.lost_records,
         ),
-        (
-            "backend_failures",
-            "Questions to a cluster's API server that were not answered.",
-            &metrics.backend_failures,
-        ),
+        ("backend_failures", "Failed requests to a cluster's API server.", &metrics.backend_failures),
         ("received_bytes", "Bytes from guests.", &metrics.bytes_received),
         ("sent_bytes", "Bytes to guests.", &metrics.bytes_sent),
     ];
@@ -245,20 +241,19 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
         let _ = writeln!(text, "{name} {}", counter.load(Ordering::Relaxed));
     }
     let name = "guestlet_host_freezes_ended_total";
-    let help =
-        "Freezes of guests that are over, by what ended them; all but asked mean no consistent snapshot.";
+    let help = "Ended freezes of guests, by what ended them; all but asked mean that the snapshot is not consistent.";
     head(&mut text, name, "counter", help);
     metrics.freezes.render(&mut text, name);
     metrics.receipts.render(&mut text);
     metrics.gathered.render(&mut text);
     metrics.exporters.render(&mut text);
     let name = "guestlet_host_connect_seconds";
-    head(&mut text, name, "histogram", "From the dial to the open session.");
+    head(&mut text, name, "histogram", "Time from the attempt to connect to the open session.");
     metrics.connect.render(&mut text, name);
     metrics.volumes.render(&mut text);
     metrics.hypervisors.render(&mut text);
     let name = "guestlet_host_pool_bytes";
-    head(&mut text, name, "gauge", "Bytes of pools' file systems; none of a pool that does not answer.");
+    head(&mut text, name, "gauge", "Bytes of pools' file systems; absent for a pool that does not answer.");
     for Room { class, bytes } in rooms {
         let Some((size, free)) = bytes else { continue };
         for (kind, bytes) in [("size", size), ("free", free)] {

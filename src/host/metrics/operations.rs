@@ -83,7 +83,7 @@ impl Volumes {
 
     pub(super) fn render(&self, text: &mut String) {
         let name = "guestlet_host_volume_operations_total";
-        super::head(text, name, "counter", "Operations on volumes, by what their callers were told.");
+        super::head(text, name, "counter", "Operations on volumes, by the status returned.");
         for (operation, one) in OPERATIONS.iter().zip(&self.0) {
             for (code, count) in CODES.iter().zip(&one.counts) {
                 let count = count.load(Ordering::Relaxed);
@@ -128,12 +128,12 @@ impl Hypervisors {
 
     pub(super) fn render(&self, text: &mut String) {
         let name = "guestlet_host_hypervisor_calls_total";
-        super::head(text, name, "counter", "Calls of hypervisors, by how they ended.");
+        super::head(text, name, "counter", "Calls to hypervisors, by outcome.");
         for (outcome, count) in OUTCOMES.iter().zip(&self.0.counts) {
             let _ = writeln!(text, "{name}{{outcome=\"{outcome}\"}} {}", count.load(Ordering::Relaxed));
         }
         let name = "guestlet_host_hypervisor_call_seconds";
-        super::head(text, name, "histogram", "How long calls of hypervisors took.");
+        super::head(text, name, "histogram", "How long calls to hypervisors took.");
         self.0.time.render(text, name);
     }
 }

@@ -56,7 +56,7 @@ impl Guests {
         let reach = self.fleet.meet(&name, MEETING).await.map_err(stopped)?;
         // The session is with the VM that was checked, or with the one that has come in its place.
         if !self.roster.get(&name).is_some_and(|one| is_it(&one)) {
-            return Err(Status::unavailable(format!("the VM {name} has just gone from this node")));
+            return Err(Status::unavailable(format!("the VM {name} has just left this node")));
         }
         let behalf = match behalf {
             None => None,

@@ -204,14 +204,14 @@ impl Link {
         // Whoever leads takes this node's stream before it takes anything else; it is there for the guests from now on.
         drop(self.way.send_replace(Some(controller)));
         self.site.teller.well();
-        tracing::info!(controller = leader.address, "the controller is reached");
+        tracing::info!(controller = leader.address, "connected to the controller");
         Ok(tokio::select! {
             why = &mut attending => why,
             ended = connection.ended() => match ended {
                 Ok(()) => "the controller has closed the connection".to_owned(),
-                Err(error) => format!("the connection with the controller broke: {}", text::chain(&error)),
+                Err(error) => format!("the connection to the controller broke: {}", text::chain(&error)),
             },
-            who = &mut doubted => format!("{who} leads now"),
+            who = &mut doubted => format!("{who} is the leader now"),
             () = self.until_renewed(known.renewal) => "this node's certificate is renewed".to_owned(),
         })
     }
@@ -220,7 +220,8 @@ impl Link {
     async fn leader(&self, client: &kube::Client) -> Result<Leader, String> {
         let leases = Api::<Lease>::namespaced(client.clone(), &self.site.namespace);
         let read = tokio::time::timeout(DEADLINE, leases.get_opt(lease::NAME)).await;
-        let read = read.map_err(|_| "the API server does not say which controller leads".to_owned())?;
+        let read =
+            read.map_err(|_| "the API server does not report which controller is the leader".to_owned())?;
         let read = read.map_err(|error| {
             format!("the Lease of the controller cannot be read: {}", text::chain(&error))
         })?;
@@ -233,7 +234,7 @@ impl Link {
         match (say(lease::ADDRESS), say(lease::AUTHORITY)) {
             (Some(address), Some(authority)) => Ok(Leader { address, authority }),
             _ => Err(format!(
-                "the Lease {}/{} does not say where the controller is",
+                "the Lease {}/{} does not have the controller's address",
                 self.site.namespace,
                 lease::NAME
             )),
@@ -277,11 +278,14 @@ impl Link {
         };
         let joined = joined.map_err(|_| "the controller does not answer".to_owned())?;
         let joined = joined.map_err(|status| {
-            format!("the controller gives this node no certificate: {}", text::clean_words(status.message()))
+            format!(
+                "the controller refuses to issue a certificate to this node: {}",
+                text::clean_words(status.message())
+            )
         })?;
         let certificate = CertificateDer::from(joined.into_inner().certificate);
         let lasting = identity::renew_after(&certificate)
-            .ok_or_else(|| "the controller gives this node something that is no certificate".to_owned())?;
+            .ok_or_else(|| "the controller sent something that is not a certificate".to_owned())?;
         Ok(Known {
             authority: leader.authority.clone(),
             key,
@@ -306,7 +310,7 @@ impl Link {
         match served.await {
             Ok(()) => "the controller has ended the stream".to_owned(),
             Err(callback::Ended::Status(status)) => text::clean_words(status.message()),
-            Err(callback::Ended::Breach(breach)) => format!("the controller breaks the rules: {breach}"),
+            Err(callback::Ended::Breach(breach)) => format!("the controller violates the protocol: {breach}"),
         }
     }
 }
@@ -325,10 +329,9 @@ async fn connect(
     };
     let stream = tokio::time::timeout(DEADLINE, connecting).await;
     let stream = stream.map_err(|_| format!("the controller at {address} does not answer"))?;
-    let stream =
-        stream.map_err(|error| format!("no connection with the controller at {address}: {error}"))?;
+    let stream = stream.map_err(|error| format!("cannot connect to the controller at {address}: {error}"))?;
     let connected = http2::connect(stream).await;
-    connected.map_err(|error| format!("no connection with the controller at {address}: {error}"))
+    connected.map_err(|error| format!("cannot connect to the controller at {address}: {error}"))
 }
 
 /// The token, as it is now: it is another one now and then.

@@ -112,7 +112,7 @@ impl Relay {
         let Instance { namespace, name, uid, .. } = self
             .roster
             .get(&vm.name)
-            .ok_or_else(|| Status::unavailable("this VM has just gone from its node; repeat the call"))?;
+            .ok_or_else(|| Status::unavailable("this VM has just left its node; repeat the call"))?;
         let request = AskRequest {
             vm: Some(RunningVirtualMachine { namespace, name, uid }),
             method: head.uri.path().to_owned(),
@@ -127,7 +127,8 @@ impl Relay {
                 Err(_) => self.doubt.notify_one(),
                 Ok(Ok(answer)) => return Ok(answer.into_inner().answer.into()),
                 Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
-                    let words = "the controller of guestlet has gone; what has become of the call is not known; repeat it";
+                    let words = "the connection to guestlet's controller broke, and the outcome of the call \
+                                 is not known; repeat it";
                     return Err(Status::unavailable(words));
                 }
                 Ok(Err(status)) => return Err(Status::new(status.code(), status.message())),
@@ -146,7 +147,7 @@ impl Relay {
         // The link has ended with the program.
         drop(tokio::time::timeout_at(end, way.wait_for(Option::is_some)).await);
         // Why, the node's log and its doctor say: guests need not know how things are in the host cluster.
-        let none = || Status::unavailable("the controller of guestlet cannot be asked now; repeat the call");
+        let none = || Status::unavailable("guestlet's controller cannot be reached now; repeat the call");
         way.borrow().clone().ok_or_else(none)
     }
 }
@@ -172,7 +173,8 @@ impl Cloud for Relay {
         let relay = self.clone();
         Box::pin(async move {
             let Ok(_place) = relay.place(is_long) else {
-                let words = "too many calls of this host's VMs wait for news; repeat this one later";
+                let words =
+                    "too many calls of this host's VMs are waiting for changes; repeat this one later";
                 return Status::resource_exhausted(words).into_http();
             };
             answer(relay.clone().ask(guest.vm, call, MEETING_OF_CLUSTERS, is_long).await)

@@ -108,7 +108,7 @@ fn begin(relay: &Relay, fleet: &Handle, tasks: &Children, places: &Arc<Semaphore
         tracing::warn!(
             vm,
             receipt,
-            "its snapshots will not say what they are worth: too many freezes at a time"
+            "its snapshots will not show their consistency: too many freezes at a time"
         );
         return;
     };
@@ -126,7 +126,7 @@ async fn one(relay: &Relay, fleet: &Handle, instance: Instance, over: &Over) {
     let mut request = match read(fleet, over).await {
         Ok(request) => request,
         Err(why) => {
-            tracing::warn!(vm, receipt, "its snapshots will not say what they are worth: {why}");
+            tracing::warn!(vm, receipt, "its snapshots will not show their consistency: {why}");
             return;
         }
     };
@@ -141,7 +141,7 @@ async fn one(relay: &Relay, fleet: &Handle, instance: Instance, over: &Over) {
             Ok(_) => problem = None,
             // The same again would be answered in the same way.
             Err(status) if matches!(status.code(), Code::Unimplemented | Code::InvalidArgument) => {
-                tracing::info!(vm, receipt, "the controller attaches no receipt: {}", status.message());
+                tracing::info!(vm, receipt, "the controller cannot attach the receipt: {}", status.message());
                 return;
             }
             Err(status) => problem = Some(status),
@@ -149,7 +149,7 @@ async fn one(relay: &Relay, fleet: &Handle, instance: Instance, over: &Over) {
     }
     if let Some(status) = problem {
         let words = status.message();
-        tracing::warn!(vm, receipt, "not all snapshots of it say what they are worth: {words}");
+        tracing::warn!(vm, receipt, "not all of its snapshots show their consistency: {words}");
     }
 }
 
@@ -176,7 +176,7 @@ async fn read(fleet: &Handle, over: &Over) -> Result<AttachReceiptRequest, Strin
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
-            Err(status) => return Err(format!("the receipt is not read: {}", status.message())),
+            Err(status) => return Err(format!("cannot read the receipt: {}", status.message())),
         };
         // Its first answer may have waited for the receipt to be written, and says little of the clocks.
         let found = Difference::of(asked, answer.boottime_ms, SystemTime::now());
@@ -193,7 +193,7 @@ async fn read(fleet: &Handle, over: &Over) -> Result<AttachReceiptRequest, Strin
     let envelope = envelope.ok_or(why)?;
     let opened = open(&envelope, Some(&over.receipt), |_, _, _| Check::Bad);
     let receipt = opened.receipt.filter(|receipt| receipt.id == over.receipt);
-    let receipt = receipt.ok_or("the guest has given something that is not this receipt")?;
+    let receipt = receipt.ok_or("the guest has sent something other than this receipt")?;
     let unknown = "the clocks of the guest and the node cannot be compared";
     let window = difference.ok_or(unknown).and_then(|difference| window(&receipt, difference, over.heard));
     let mut request = AttachReceiptRequest { envelope, ..AttachReceiptRequest::default() };

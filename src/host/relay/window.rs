@@ -80,7 +80,7 @@ pub fn window(
     let place = |moment: &Option<Moment>| moment.as_ref().and_then(|moment| difference.place(moment));
     let moments = (place(&times.frozen), place(&times.thaw_asked), place(&times.thawed));
     let (Some(frozen), Some(asked), Some(thawed)) = moments else {
-        return Err("when everything was frozen, or thawed, is not known");
+        return Err("it is not known when everything was frozen, or thawed");
     };
     let Some(heard_frozen) = heard.frozen.and_then(micros) else {
         return Err("the node has not heard of the freeze when it began");

@@ -34,8 +34,8 @@ pub enum Verdict {
 pub enum Refusal {
     /// It has another key.
     #[error(
-        "the guest's key has changed: it is {found}, and {expected} is pinned; if the guest was installed anew or restored, \
-         accept it: guestctl trust accept {vm}"
+        "the guest's key has changed: it is {found}, but {expected} is pinned; if the guest was reinstalled \
+         or restored, accept it: guestctl trust accept {vm}"
     )]
     Changed {
         /// The VM's name.
@@ -47,7 +47,8 @@ pub enum Refusal {
     },
     /// It has that of another VM.
     #[error(
-        "the guest shows the key {found}, which is that of VM {owner}: it is a copy of it, or the way to dial is wrong"
+        "the guest presents the key {found}, which is that of VM {owner}: it is a clone of that VM, or the \
+         agent's address in the settings is wrong"
     )]
     Owned {
         /// Shown.
@@ -57,8 +58,8 @@ pub enum Refusal {
     },
     /// It had a key, and speaks without.
     #[error(
-        "the guest speaks without keys, and {expected} is pinned: its agent is an older one, or its keys were reset; if that \
-         is meant: guestctl trust forget {vm}"
+        "the guest speaks without keys, but {expected} is pinned: its agent is an older one, or its keys were \
+         reset; if that is intended: guestctl trust forget {vm}"
     )]
     Downgraded {
         /// The VM's name.
@@ -77,7 +78,7 @@ pub enum Refusal {
         own: Fingerprint,
     },
     /// It does not take the certificate of this host half.
-    #[error("the guest does not take the certificate of this host half: {0}")]
+    #[error("the guest does not accept the certificate of this host half: {0}")]
     Certificate(&'static str),
     /// It does not prove that it has the token.
     #[error(
@@ -92,7 +93,8 @@ pub enum Refusal {
     },
     /// It has no keys yet, and a token was made for it.
     #[error(
-        "the guest speaks without keys, and is not spoken to before it proves the token of guestctl trust bootstrap --token: give it \
+        "the guest speaks without keys, and is refused until it proves the token of guestctl trust bootstrap \
+         --token: give it \
          this host half's key and the token, or forget the token: guestctl trust forget {vm}"
     )]
     TokenWaits {

@@ -94,7 +94,7 @@ impl Trust {
             Ok(Verdict::Next) => self.change(vm, |pin| pin.map(|pin| pin.rotated(SystemTime::now()))).await?,
             Ok(Verdict::Previous) => {
                 let key = shown.fingerprint();
-                tracing::warn!(vm = vm.name, %key, "the guest uses the key that it had before: was its disk restored?");
+                tracing::warn!(vm = vm.name, %key, "the guest uses its previous key: was its disk restored?");
             }
             Ok(_) => {}
             Err(_) => self.pins.offered(id, shown),

@@ -131,7 +131,7 @@ pub struct Record {
 pub enum Error {
     /// A file is damaged.
     #[error(
-        "what is remembered of this guest's key cannot be used: {0}; repair or remove the file (guestctl trust forget)"
+        "the record of this guest's key cannot be used: {0}; repair or remove the file (guestctl trust forget)"
     )]
     Unreadable(String),
     /// The key is pinned for another VM.
@@ -141,10 +141,10 @@ pub enum Error {
     #[error("no key of this guest is pinned; it is pinned at its next session")]
     NoPin,
     /// There is no key to accept.
-    #[error("this guest has shown no key that was refused, since guestlet-host started")]
+    #[error("no key of this guest has been refused since guestlet-host started")]
     NothingOffered,
     /// The kernel gives no random bytes.
-    #[error("the kernel gives no random bytes")]
+    #[error("the kernel provides no random bytes")]
     Random,
     /// The system's refusal.
     #[error("cannot write {path}")]
@@ -321,7 +321,7 @@ impl Pins {
         let is_name = !vm.is_empty() && vm.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         let wrong = || Error::Io {
             path: path.clone(),
-            source: io::Error::other("the VM's identifier is no name of a file"),
+            source: io::Error::other("the VM's identifier is not the name of a file"),
         };
         is_name.then(|| path.clone()).ok_or_else(wrong)
     }

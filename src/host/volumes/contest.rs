@@ -35,7 +35,7 @@ impl Keeper {
                         volume = id,
                         vm,
                         why,
-                        "a volume that somebody else has, too, is unplugged again"
+                        "a volume that another VM or program also has is unplugged again"
                     );
                 }
                 Err(error) => {
@@ -44,7 +44,7 @@ impl Keeper {
                         vm,
                         why,
                         %error,
-                        "a volume that somebody else has, too, cannot be unplugged again, and both may write to it"
+                        "a volume that another VM or program also has cannot be unplugged again, and both may write to it"
                     );
                 }
             }

@@ -115,7 +115,7 @@ impl Keeper {
                 let seen = keeper.agent(&vm.name, &by).find(&plugged.disk).await;
                 seen.map_err(|why| {
                     let words =
-                        "the volume is plugged, and its guest does not say that it sees it; repeat the call";
+                        "the volume is plugged, but its guest does not confirm that it sees it; repeat the call";
                     let detail = format!("{words}: {why}");
                     // A guest of that other program may have an agent that has to be upgraded, or none.
                     if plugged.disk.is_adopted {
@@ -158,7 +158,7 @@ impl Keeper {
                     published.node == *node || keeper.is_node(&volume.cluster, node, &published.place()).await?;
                 if !is_its {
                     let words = format!(
-                        "another program than guestlet has plugged the volume {id} into the node {node}, and has to unplug it"
+                        "a program other than guestlet has plugged the volume {id} into the node {node}, and has to unplug it"
                     );
                     return if is_there { Err(Problem::new(Kind::Precondition, words)) } else { Ok(()) };
                 }
@@ -227,7 +227,7 @@ impl Keeper {
             tracing::warn!(
                 volume = id,
                 %error,
-                "a volume that another program has plugged is remembered although it stays; unpublish it again"
+                "a volume that another program has plugged stays recorded as published; unpublish it again"
             );
         }
     }
@@ -241,7 +241,7 @@ impl Keeper {
                 volume = volume.id,
                 vm = published.vm,
                 other = other.vm,
-                "the VM that had a volume has it no more: another program has plugged it into another VM"
+                "the VM that had a volume no longer has it: another program has plugged it into another VM"
             );
             self.tell(VolumeAction::Detached, volume, by, Some(&published.vm)).await;
         }
@@ -294,7 +294,7 @@ impl Keeper {
         // As kubelet understands it, 0 is no limit. What it has already it may have again.
         if most > 0 && has.len() >= most && !has.contains(&arrival.1) {
             let words = format!(
-                "the node {} has {} volumes, and may have {most}; see max-volumes of its [[vm]] in the settings of \
+                "the node {} has {} volumes, and may have at most {most}; see max-volumes of its [[vm]] in the settings of \
                  guestlet-host",
                 vm.name,
                 has.len()
@@ -321,9 +321,14 @@ impl Keeper {
                 Next::Forget => {
                     let vm = record.map_or("", |record| &record.vm);
                     if request == (Request::Unpublish { by_force: true }) {
-                        tracing::warn!(volume = id, vm, ?by, "a volume is forgotten by force");
+                        tracing::warn!(
+                            volume = id,
+                            vm,
+                            ?by,
+                            "the record of a volume's VM is removed by force"
+                        );
                     } else {
-                        tracing::info!(volume = id, vm, "the VM that had a volume has it no more");
+                        tracing::info!(volume = id, vm, "the VM that had a volume no longer has it");
                     }
                     volumes.forget(id).await?;
                 }
@@ -340,7 +345,10 @@ impl Keeper {
                 }
             }
         }
-        Err(Problem::new(Kind::Aborted, "somebody undoes what is done to this volume; repeat the call"))
+        Err(Problem::new(
+            Kind::Aborted,
+            "another program reverts the changes to this volume; repeat the call",
+        ))
     }
 
     /// What the guest of a VM is told of a volume that is taken away.
@@ -388,7 +396,7 @@ impl Keeper {
             }
             Refusal::Leaving => Problem::new(
                 Kind::Aborted,
-                "the volume is being taken away from this node; unpublish it first",
+                "the volume is being unplugged from this node; unpublish it first",
             ),
             Refusal::Access { read_only } => {
                 let how = if read_only { "read-only" } else { "writable" };
@@ -398,12 +406,13 @@ impl Keeper {
             }
             Refusal::Untold(why) => {
                 let words =
-                    "it cannot be told whether the node that had the volume still has it; repeat the call";
-                let advice = "if you know that the VM has ended, guestctl volumes detach --force forgets that it has it";
+                    "it is not known whether the node that had the volume still has it; repeat the call";
+                let advice =
+                    "if you know that the VM has ended, guestctl volumes detach --force removes that record";
                 Problem::with_detail(
                     Kind::Unavailable,
                     words,
-                    format!("{why}; the volume is taken for held. {advice}"),
+                    format!("{why}; the volume is assumed to be in use. {advice}"),
                 )
             }
         })
@@ -435,10 +444,11 @@ impl Keeper {
 
 /// Why a volume is not taken from the VM that has it, although that another one has it is forgotten.
 fn overtaken(volume: &Volume, published: &Published, other: &Place) -> Problem {
-    let words = "another program than guestlet has plugged the volume into another node than the one that it was published to";
+    let words = "a program other than guestlet has plugged the volume into a node other than the one that it \
+                 was published to";
     let detail = format!(
-        "the VM {}, to which the volume {} was published, has it no more, and that is forgotten; another program than guestlet has \
-         plugged it into the VM {}. If it is to be taken away from there, repeat the call",
+        "the VM {}, to which the volume {} was published, no longer has it, and that record is removed; a \
+         program other than guestlet has plugged it into the VM {}. To unplug it there, repeat the call",
         published.vm, volume.id, other.vm
     );
     Problem::with_detail(Kind::Precondition, words, detail)

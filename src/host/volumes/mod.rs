@@ -412,24 +412,24 @@ impl Keeper {
 fn will_do(volume: Volume, wanted: &Wanted) -> Result<Volume, Problem> {
     let Volume { size, class, problem, .. } = &volume;
     if let Some(problem) = problem {
-        let words = "there is a volume of this name already, which cannot be used now";
+        let words = "a volume of this name already exists, but cannot be used now";
         return Err(Problem::with_detail(Kind::Unavailable, words, format!("{words}: {problem}")));
     }
     if volume.sharers.is_some() != wanted.is_share {
         let what =
             if wanted.is_share { "a disk, for one node at a time" } else { "for many nodes at a time" };
-        return Err(Problem::new(Kind::Exists, format!("there is a volume of this name already, {what}")));
+        return Err(Problem::new(Kind::Exists, format!("a volume of this name already exists, {what}")));
     }
     if !wanted.range.has(*size) {
         return Err(Problem::new(
             Kind::Exists,
-            format!("there is a volume of this name already, with {size} bytes"),
+            format!("a volume of this name already exists, with {size} bytes"),
         ));
     }
     if wanted.class.as_ref().is_some_and(|wanted| wanted != class) {
         return Err(Problem::new(
             Kind::Exists,
-            format!("there is a volume of this name already, of the storage class {class}"),
+            format!("a volume of this name already exists, of the storage class {class}"),
         ));
     }
     Ok(volume)

@@ -59,7 +59,7 @@ fn parse(token: &str) -> Result<Option<&str>, Problem> {
     id.filter(good).map(Some).ok_or_else(|| {
         Problem::new(
             Kind::Aborted,
-            "starting_token was not given by this host; list again from the beginning",
+            "starting_token was not issued by this host; list again from the beginning",
         )
     })
 }

@@ -41,7 +41,7 @@ impl Keeper {
         let person = Asker::Person(behalf);
         let CreateVolumeRequest { cluster, name, size, class } = request;
         if cluster.is_empty() {
-            return Err(Problem::new(Kind::Invalid, "say of which cluster the volume is to be").for_host());
+            return Err(Problem::new(Kind::Invalid, "specify the cluster of the volume").for_host());
         }
         let class = Some(class).filter(|class| !class.is_empty());
         let range = Range { required: size, limit: 0 };
@@ -198,7 +198,7 @@ fn failed(error: &IoError, vm: &str) -> String {
     };
     let reason = if error.reason.is_empty() { String::new() } else { format!(" ({})", error.reason) };
     let stopped =
-        if error.stopped { format!("; the VM {vm} stands still until it is resumed") } else { String::new() };
+        if error.stopped { format!("; the VM {vm} is paused until it is resumed") } else { String::new() };
     format!("{what}{reason}{stopped}")
 }
 

@@ -61,10 +61,10 @@ impl Policy {
         found.map(|class| class.name.clone()).ok_or_else(|| {
             let problem = match asked {
                 Some(asked) => format!(
-                    "hostStorageClass {asked:?} is no storage class that this cluster may use; there are: {}",
+                    "hostStorageClass {asked:?} is not a storage class that this cluster may use; it may use: {}",
                     names()
                 ),
-                None => format!("say which storage class with hostStorageClass; there are: {}", names()),
+                None => format!("choose a storage class with hostStorageClass; this cluster may use: {}", names()),
             };
             Problem::new(Kind::Invalid, problem)
         })
@@ -81,7 +81,7 @@ impl Policy {
             let has = has.volumes;
             return Err(Problem::new(
                 Kind::Exhausted,
-                format!("quota: the cluster {cluster} has {has} volumes, and may have {most}"),
+                format!("quota: the cluster {cluster} has {has} volumes, and may have at most {most}"),
             ));
         }
         let Some(most) = self.bytes else { return in_class.admit(cluster, more.bytes) };
@@ -190,7 +190,7 @@ mod tests {
             (
                 &some,
                 Some("secret"),
-                Err("is no storage class that this cluster may use; there are: fast, slow"),
+                Err("is not a storage class that this cluster may use; it may use: fast, slow"),
             ),
             (&one, None, Ok("secret")),
             (&none, None, Err("may use no storage class")),
@@ -203,7 +203,7 @@ mod tests {
         }
         let two = classes(&[("a", false), ("b", false)]);
         let problem = Policy::default().class(&two, None).unwrap_err().to_string();
-        assert_eq!(problem, "say which storage class with hostStorageClass; there are: a, b");
+        assert_eq!(problem, "choose a storage class with hostStorageClass; this cluster may use: a, b");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub enum Kind {
 }
 
 /// What to do about a volume of another host.
-const ELSEWHERE: &str = "ask the host that has this pool, or put its directory back into the settings of this one; if the \
+const ELSEWHERE: &str = "ask the host that has this pool, or restore its directory in the settings of this one; if the \
                          volume is lost, its PersistentVolume can only be deleted by hand (docs/csi.md, \"Where a volume is\")";
 
 /// A problem.
@@ -116,7 +116,7 @@ impl From<VolumeError> for Problem {
             VolumeError::NoClass(_) => Self::new(Kind::Invalid, words),
             VolumeError::Full(_) => Self::new(Kind::Exhausted, words),
             VolumeError::Unavailable(_) => {
-                Self::with_detail(Kind::Unavailable, "what holds the volume cannot be used now", words)
+                Self::with_detail(Kind::Unavailable, "the pool of the volume cannot be used now", words)
             }
             VolumeError::Waiting { words: for_all, .. } => {
                 Self::with_detail(Kind::Unavailable, for_all, words)
@@ -137,18 +137,14 @@ impl From<VolumeError> for Problem {
 }
 
 fn fault(detail: String) -> Problem {
-    Problem::with_detail(
-        Kind::Internal,
-        "the host could not do it; the log of guestlet-host says why",
-        detail,
-    )
+    Problem::with_detail(Kind::Internal, "the host could not do it; see the log of guestlet-host", detail)
 }
 
 impl From<DiskError> for Problem {
     fn from(error: DiskError) -> Self {
         let words = error.to_string();
         match error {
-            DiskError::UnknownVm => Self::new(Kind::NotFound, "the VM is not on this host any more"),
+            DiskError::UnknownVm => Self::new(Kind::NotFound, "the VM is no longer on this host"),
             DiskError::FileInUse { .. } | DiskError::Held(_) => {
                 Self::with_detail(Kind::Precondition, "the volume is in use elsewhere", words)
             }

@@ -58,7 +58,7 @@ impl Keeper {
         if let Some(shares) = self.0.volumes.shares().filter(|_| name.is_none())
             && let Err(error) = shares.repair().await
         {
-            tracing::debug!(%error, "cannot look for shares that are not served as they should be");
+            tracing::debug!(%error, "cannot check whether shares are served as they should be");
         }
         let is_any = async {
             if name.is_none() && self.0.complaints.are_any() {
@@ -73,7 +73,7 @@ impl Keeper {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
-                return tracing::debug!(%error, "cannot look for volumes that are not where they should be");
+                return tracing::debug!(%error, "cannot check whether volumes are where they should be");
             }
         }
         let vms = match name {
@@ -88,7 +88,7 @@ impl Keeper {
             let has = match self.0.volumes.of_vm(&vm.ids.lasting).await {
                 Ok(has) => has,
                 Err(error) => {
-                    tracing::debug!(vm = vm.name, %error, "cannot see which volumes a VM is to have");
+                    tracing::debug!(vm = vm.name, %error, "cannot read which volumes a VM should have");
                     continue;
                 }
             };
@@ -112,7 +112,7 @@ impl Keeper {
         drop(place);
         let plugged = match plugged {
             Ok(plugged) => plugged,
-            Err(error) => return tracing::debug!(vm, %error, "cannot see which volumes a VM has"),
+            Err(error) => return tracing::debug!(vm, %error, "cannot read which volumes a VM has"),
         };
         for id in has.difference(&plugged) {
             // Somebody is at it.
@@ -132,7 +132,7 @@ impl Keeper {
         if is_its || !self.0.volumes.plugged(vm).await.is_ok_and(|plugged| plugged.contains(id)) {
             return;
         }
-        tracing::debug!(volume = id, vm, "a VM has a volume that it is not to have; it is taken away");
+        tracing::debug!(volume = id, vm, "a VM has a volume that it should not have; unplugging it");
         let agent = self.agent(vm, &Asker::Host);
         let place = Place { uuid: uuid.to_owned(), vm: vm.to_owned() };
         let taken = self.0.volumes.take_back(id, &place, PATIENCE, release::bounded(agent)).await;
@@ -142,16 +142,12 @@ impl Keeper {
                 tracing::warn!(
                     volume = id,
                     vm,
-                    "a VM had a volume that it was not to have; it was taken away"
+                    "a VM had a volume that it should not have; it was unplugged"
                 );
                 self.tell(VolumeAction::Detached, &volume, &Asker::Host, Some(vm)).await;
             }
             Err(error) => {
-                self.complain(
-                    id,
-                    vm,
-                    &format!("a volume that a VM is not to have cannot be taken away: {error}"),
-                );
+                self.complain(id, vm, &format!("cannot unplug a volume that a VM should not have: {error}"));
             }
         }
     }

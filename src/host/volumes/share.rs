@@ -67,7 +67,7 @@ impl Keeper {
         let found = self.node(&volume.cluster, node).await?.ok_or_else(|| Problem::no_node(node))?;
         let has = |sharer: &Sharer| sharer.uuid == found.vm.ids.lasting;
         if !volume.sharers.iter().flatten().any(has) {
-            let words = format!("the volume {id} is not published to the node {node}, or is no share");
+            let words = format!("the volume {id} is not published to the node {node}, or is not a share");
             return Err(Problem::new(Kind::NotFound, words));
         }
         let export = self.shares()?.find(id).await;

@@ -75,8 +75,8 @@ impl Range {
             Problem::new(
                 Kind::OutOfRange,
                 format!(
-                    "no volume has at least {required} bytes{limit} here: they have {SMALLEST} to {LARGEST}, in \
-                     multiples of {SECTOR}, and never become smaller"
+                    "no size of a volume is at least {required} bytes{limit}: sizes are {SMALLEST} to \
+                     {LARGEST}, in multiples of {SECTOR}, and volumes cannot shrink"
                 ),
             )
         })

@@ -174,7 +174,10 @@ async fn a_vm_has_no_more_volumes_than_it_may() {
     assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 2, "{outcomes:?}");
     let refused = outcomes.iter().position(Result::is_err).unwrap();
     let problem = outcomes[refused].clone().unwrap_err();
-    assert!(problem.to_string().contains("has 2 volumes, and may have 2; see max-volumes"), "{problem}");
+    assert!(
+        problem.to_string().contains("has 2 volumes, and may have at most 2; see max-volumes"),
+        "{problem}"
+    );
     is(bench.publish(&ids[refused], "a").await, Kind::Exhausted);
     // What it has it may be given again, and what is refused goes elsewhere.
     let has = ids.iter().enumerate().find(|(at, _)| *at != refused).unwrap().1;

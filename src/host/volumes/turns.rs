@@ -78,7 +78,7 @@ impl Turns {
         if *count >= MOST {
             return Err(Problem::new(
                 Kind::Aborted,
-                format!("{MOST} operations of this VM are under way; repeat it later"),
+                format!("{MOST} operations of this VM are under way; repeat this one later"),
             ));
         }
         *count += 1;

@@ -89,11 +89,10 @@ impl Leading {
                 (self.held.lease, self.renewed, self.failure) = (lease, begun, None);
             }
             Err(Failure::Taken(by)) if by.is_empty() => {
-                self.over =
-                    Some(format!("the Lease {place} was taken away: somebody has removed its holder"));
+                self.over = Some(format!("the Lease {place} was lost: its holder was removed"));
             }
             Err(Failure::Taken(by)) => {
-                self.over = Some(format!("the Lease {place} was taken away: {by} has it"));
+                self.over = Some(format!("the Lease {place} was lost: {by} holds it"));
             }
             Err(Failure::Conflict) => self.failure = Some("others write it all the time".to_owned()),
             Err(Failure::Other(words)) => {

@@ -118,7 +118,7 @@ impl Candidate {
             match self.attempt(&mut seen, &notice).await {
                 Ok(Some((lease, renewed))) => {
                     self.teller.well();
-                    tracing::info!("{} leads: it has the Lease {}", self.identity, self.place);
+                    tracing::info!("{} is the leader: it holds the Lease {}", self.identity, self.place);
                     return Leading::new(Held { candidate: self.clone(), notice, lease }, renewed);
                 }
                 Ok(None) => self.teller.well(),

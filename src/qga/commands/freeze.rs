@@ -41,7 +41,7 @@ pub const COMMANDS: &[Command] = &[
         class: Class::Control,
         audited: true,
         summary: "As guest-fsfreeze-freeze, for the file systems at some mount points.",
-        differences: "As guest-fsfreeze-freeze; what is no mount point is an error that names it.",
+        differences: "As guest-fsfreeze-freeze; what is not a mount point is an error that names it.",
         run: Run::Later(freeze_list),
         ..Command::USUAL
     },
@@ -63,7 +63,7 @@ pub const COMMANDS: &[Command] = &[
 ];
 
 const FREEZE: &str = "Ends by itself after a deadline (`qga.freeze.deadline`, 2 minutes). File systems that live on others, \
-                      as in files of them, are frozen before those. Hooks have a deadline each, and may be a folder. \
+                      as in files of them, are frozen before those. Each hook has a deadline, and may be a directory. \
                       guest-ping, -info, -sync, -sync-delimited, -fsfreeze-status and -fsfreeze-thaw are answered \
                       meanwhile on other streams; on the same one answers keep their order, and guest-fsfreeze-thaw ends it. \
                       See docs/freeze.md.";

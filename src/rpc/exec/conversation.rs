@@ -107,7 +107,7 @@ impl Conversation {
             }
             Some(Message::EndOfInput(at)) => {
                 if !self.attached.end_input(at).ok_or_else(replaced)? {
-                    return wrong("the input does not end where it was said to");
+                    return wrong("the input does not end where it was announced");
                 }
             }
             Some(Message::Resize(size)) => {
@@ -126,7 +126,7 @@ impl Conversation {
                 return Ok(true);
             }
             Some(Message::Start(_) | Message::Attach(_)) | None => {
-                return wrong("a call is about one program");
+                return wrong("a call is for one program");
             }
         }
         Ok(false)
@@ -142,14 +142,14 @@ impl Conversation {
                 Some(Told::Ended(ended(&how)))
             }
             News::Replaced => return Err(replaced()),
-            News::Forgotten => return Err(Status::not_found("the program is not known any more")),
+            News::Forgotten => return Err(Status::not_found("the program is no longer known")),
             News::Nothing => None,
         })
     }
 }
 
 fn replaced() -> Status {
-    Status::aborted("somebody else has attached to this program")
+    Status::aborted("another client has attached to this program")
 }
 
 /// How a program ended.

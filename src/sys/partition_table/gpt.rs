@@ -38,7 +38,9 @@ impl Gpt {
                 set(&mut header, 72, 2);
                 (header, array)
             }
-            (None, None) => return Err(Refusal::Damaged("neither its beginning nor its end can be trusted")),
+            (None, None) => {
+                return Err(Refusal::Damaged("neither its primary nor its backup header is valid"));
+            }
         };
         let entry = number(&header, 84, 4).try_into().unwrap_or(usize::MAX);
         Ok(Self { mbr, header, array, entry, whole: agree })

@@ -229,7 +229,7 @@ pub async fn begin(
     mut answers: Streaming<CallbackFromHost>,
 ) -> Result<(CallbackBounds, Streaming<CallbackFromHost>), Status> {
     let first = tokio::time::timeout(BEGINNING, answers.message()).await;
-    let first = first.map_err(|_| Status::deadline_exceeded("the first message does not come"))??;
+    let first = first.map_err(|_| Status::deadline_exceeded("the first message did not arrive"))??;
     match first.and_then(|first| first.message) {
         Some(FromHost::Bounds(bounds)) => Ok((bounds, answers)),
         _ => Err(Status::invalid_argument("the first message has to have the bounds")),

@@ -218,7 +218,7 @@ where
         self.cancels.insert(number, cancel);
         let answered = Abortable::new(answer(self.service.clone(), call), registration);
         self.running.push(Box::pin(async move {
-            let cancelled = |_| Err(Status::cancelled("the guest does not wait any more"));
+            let cancelled = |_| Err(Status::cancelled("the guest no longer waits"));
             (number, answered.await.unwrap_or_else(cancelled))
         }));
         Ok(())

@@ -16,7 +16,7 @@ const PREFIX: usize = 5;
 /// # Errors
 /// `UNIMPLEMENTED` if the method is no path.
 pub fn request(method: &str, message: &[u8]) -> Result<Request<Body>, Status> {
-    let no_method = || Status::unimplemented(format!("{method:?} is no method"));
+    let no_method = || Status::unimplemented(format!("{method:?} is not a method"));
     let path = method.parse::<http::uri::PathAndQuery>().map_err(|_| no_method())?;
     let mut request = Request::new(Body::new(Frames { data: Some(framed(message)), trailers: None }));
     *request.method_mut() = http::Method::POST;

@@ -262,7 +262,7 @@ fn name(code: u32) -> &'static str {
         6 => "FRAME_SIZE_ERROR",
         9 => "COMPRESSION_ERROR",
         11 => "ENHANCE_YOUR_CALM",
-        _ => "another error of HTTP/2",
+        _ => "another HTTP/2 error",
     }
 }
 

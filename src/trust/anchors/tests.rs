@@ -46,8 +46,8 @@ fn every_part_of_a_line_is_read() {
 #[test]
 fn a_mistake_is_told_with_its_line_and_what_to_do() {
     for (name, text, expected) in [
-        ("nothing", String::new(), "hosts.d/a.pub:1: there is no key in it"),
-        ("only comments", format!("# {KEY}\n\n#\n"), "hosts.d/a.pub:3: there is no key in it"),
+        ("nothing", String::new(), "hosts.d/a.pub:1: it has no key"),
+        ("only comments", format!("# {KEY}\n\n#\n"), "hosts.d/a.pub:3: it has no key"),
         ("no Base64", "ed25519:MCow*".to_owned(), ":1: the key is not Base64"),
         ("Base64 cut off", KEY[..KEY.len() - 2].to_owned(), ":1: the key is not Base64, or it is cut off"),
         ("Base64 goes on", format!("{KEY}AAAA"), ":1: the key is not Base64"),
@@ -56,11 +56,11 @@ fn a_mistake_is_told_with_its_line_and_what_to_do() {
         ("a comment without its mark", format!("{KEY} ops-2024"), "a comment begins with `#`"),
         ("a role", format!("\n{KEY} role=status,root"), ":2: unknown role \"root\"; the roles are status,"),
         ("no role", format!("{KEY} role="), ":1: unknown role \"\""),
-        ("a role twice", format!("{KEY} role=exec,exec"), ":1: a role is there twice"),
-        ("roles twice", format!("{KEY} role=exec role=status"), ":1: `role=` is there twice"),
-        ("ca twice", format!("{KEY} ca ca"), ":1: `ca` is there twice"),
-        ("a prefix", "rsa:AAAA".to_owned(), ":1: \"rsa\" is no key; a line is `ed25519:"),
-        ("another case", KEY.replace("ed", "Ed"), ":1: \"Ed25519\" is no key"),
+        ("a role twice", format!("{KEY} role=exec,exec"), ":1: a role is given twice"),
+        ("roles twice", format!("{KEY} role=exec role=status"), ":1: `role=` is given twice"),
+        ("ca twice", format!("{KEY} ca ca"), ":1: `ca` is given twice"),
+        ("a prefix", "rsa:AAAA".to_owned(), ":1: \"rsa\" is not a key; a line is `ed25519:"),
+        ("another case", KEY.replace("ed", "Ed"), ":1: \"Ed25519\" is not a key"),
         ("OpenSSH", "ssh-ed25519 AAAAC3NzaC1lZDI1 me".to_owned(), ":1: this is an OpenSSH key"),
         ("a fingerprint", "SHA256:q9+Kk9Hd".to_owned(), ":1: this is the fingerprint of a key"),
         ("PEM", "-----BEGIN PUBLIC KEY-----\nMCow\n".to_owned(), ":1: this is PEM"),
@@ -71,7 +71,7 @@ fn a_mistake_is_told_with_its_line_and_what_to_do() {
         ),
         ("a duplicate", format!("{KEY}\n# again\n{KEY} ca"), "j/Y is already in line 1"),
         ("a long line", format!("{KEY} # {}", "x".repeat(MAX_LINE)), ":1: the line has more than 4096 bytes"),
-        ("zeros", format!("ed25519:MCowBQYDK2VwAyEA{}=", "A".repeat(43)), ":1: this key is not safe"),
+        ("zeros", format!("ed25519:MCowBQYDK2VwAyEA{}=", "A".repeat(43)), ":1: this key is weak"),
     ] {
         let said = refused(&text);
         assert!(said.starts_with("hosts.d/a.pub:") && said.contains(expected), "{name}: {said}");

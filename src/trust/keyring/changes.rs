@@ -70,7 +70,7 @@ impl Files<'_> {
             return Err(KeyError::NotReplaceable);
         }
         self.replace(|replaced| replaced.add(self.given, peer, next))?;
-        tracing::info!("audit: {} will be followed by {}", peer.anchor, next.fingerprint());
+        tracing::info!("audit: {} will be replaced by {}", peer.anchor, next.fingerprint());
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl Files<'_> {
     /// If it has not, or this cannot be kept.
     pub fn retire_host(&self, peer: &Keyed, before: Fingerprint) -> Result<(), KeyError> {
         if self.replace(|replaced| replaced.retire(peer, before))? {
-            tracing::info!("audit: {before} was followed by {}, and counts no more", peer.anchor);
+            tracing::info!("audit: {before} was replaced by {}, and is no longer accepted", peer.anchor);
         }
         Ok(())
     }
@@ -121,7 +121,7 @@ pub(super) fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<(Key,
     let of = match files::read_at_most(&beside, MAX_FILE).map_err(read)? {
         None => None,
         Some(bytes) => {
-            let damaged = || read(io::Error::other("it is damaged; guestlet trust reset makes a new key"));
+            let damaged = || read(io::Error::other("it is damaged; guestlet trust reset creates a new key"));
             Some(Machine::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(damaged)?)
         }
     };
@@ -135,9 +135,7 @@ pub(super) fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<(Key,
             }
             return Ok(Some((key, false)));
         }
-        tracing::warn!(
-            "this machine is not the one that its key was made on, so that it makes itself a new one"
-        );
+        tracing::warn!("this machine is not the one that its key was created on, so it creates a new one");
     }
     sources.check_writable(&beside)?;
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(write)?;

@@ -111,7 +111,7 @@ fn hosts_files(folder: &Path) -> Vec<Text> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let problem = |link: PathBuf| wrong(format!("{} is a link to nothing", link.display()));
+            let problem = |link: PathBuf| wrong(format!("{} is a dangling symbolic link", link.display()));
             return files::dangling(folder).map(problem).into_iter().collect();
         }
         Err(error) => return vec![wrong(format!("it cannot be listed: {error}"))],
@@ -131,7 +131,7 @@ fn hosts_files(folder: &Path) -> Vec<Text> {
     paths.sort_unstable();
     if paths.len() > MOST_FILES {
         let problem =
-            format!("{} files are there, and only the first {MOST_FILES} of them count", paths.len());
+            format!("there are {} files, and only the first {MOST_FILES} of them are used", paths.len());
         texts.push((folder.join("*.pub").display().to_string(), Err(problem)));
         paths.truncate(MOST_FILES);
     }
@@ -143,9 +143,9 @@ fn hosts_files(folder: &Path) -> Vec<Text> {
 fn file(path: &Path) -> Option<Text> {
     let text = match files::read_at_most(path, MAX_FILE) {
         // `None` here: it was removed just now.
-        Ok(None) => Err(format!("{} is a link to nothing", files::dangling(path)?.display())),
+        Ok(None) => Err(format!("{} is a dangling symbolic link", files::dangling(path)?.display())),
         Ok(Some(_)) if !is_ours(path) => {
-            Err("others than root can write to it; chown root, and chmod go-w".to_owned())
+            Err("users other than root can write to it; chown root, and chmod go-w".to_owned())
         }
         Ok(Some(bytes)) => String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned()),
         Err(error) => Err(format!("it cannot be read: {error}")),

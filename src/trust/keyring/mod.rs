@@ -132,13 +132,13 @@ pub enum Loss {
     #[error("this guest has been given keys")]
     Plain,
     /// Its key, or that of its CA, is gone or has other roles.
-    #[error("its key {0} is not what it was here")]
+    #[error("its key {0} has changed here")]
     Key(Fingerprint),
     /// The certificate that its CA has given it.
     #[error("its certificate has expired")]
     Expired,
     /// It was let in by the machine that this one is a copy of.
-    #[error("this machine has become another one")]
+    #[error("this machine's identity has changed")]
     Machine,
 }
 
@@ -229,7 +229,7 @@ impl Keyring {
         let Sources { clock, plain, .. } = &self.0.sources;
         let gathered = gather(&self.0.sources, good);
         for problem in gathered.problems.iter().filter(|problem| !good.problems.contains(problem)) {
-            tracing::error!("a key is not taken: {problem}");
+            tracing::error!("a key is not accepted: {problem}");
         }
         good.problems = gathered.problems;
         let anchors: Arc<[Anchor]> = gathered.anchors.into();
@@ -271,7 +271,7 @@ impl Keyring {
         let before = good.unkept.take();
         own_key(&self.0.sources, is_needed).map_err(|error| {
             let words = error_chain::words(&error);
-            let words = format!("this guest was given keys, and cannot use its own: {words}");
+            let words = format!("this guest was given keys, but cannot use its own: {words}");
             if matches!(error, KeyError::Io { what: "write", .. }) {
                 if before.is_none_or(|(_, before)| before != words) {
                     tracing::error!("{words}");

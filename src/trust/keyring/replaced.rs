@@ -40,7 +40,7 @@ impl Replaced {
             let wrong = |problem: String| format!("{}: {problem}", path.display());
             let bytes = files::read_at_most(&path, MAX_FILE).map_err(|error| wrong(error.to_string()))?;
             if let Some(link) = bytes.is_none().then(|| files::dangling(&path)).flatten() {
-                return Err(wrong(format!("{} is a link to nothing", link.display())));
+                return Err(wrong(format!("{} is a dangling symbolic link", link.display())));
             }
             String::from_utf8(bytes.unwrap_or_default()).map_err(|_| wrong("it is not UTF-8".to_owned()))
         };

@@ -145,14 +145,14 @@ fn a_cluster_has_no_more_than_it_may_and_only_some_vms_may_ask() {
     let mut vms =
         started(&USUAL, &format!("{SMALL}\n[cluster.dev]\nmax-load-balancers = 2\ncontrollers = ['a']"));
     let (a, b) = (vms.of("a"), vms.of("b"));
-    refused(b.ensure(wanted("web")), Code::PermissionDenied, "may not ask for load balancers");
-    refused(b.release("web"), Code::PermissionDenied, "may not ask");
+    refused(b.ensure(wanted("web")), Code::PermissionDenied, "may not request load balancers");
+    refused(b.release("web"), Code::PermissionDenied, "may not request");
     let says = |words: &str| assert!(vms.lab.log().contains(words), "{words}\n{}", vms.lab.log());
     says("audit: vm:b: lb ensure \"dev/shop/web\": denied, PERMISSION_DENIED");
     says("audit: vm:b: lb rm \"dev/shop/web\": denied, PERMISSION_DENIED");
     a.ensure(wanted("w1")).unwrap();
     a.ensure(wanted("w2")).unwrap();
-    refused(a.ensure(wanted("w3")), Code::ResourceExhausted, "has 2 load balancers, and may have 2");
+    refused(a.ensure(wanted("w3")), Code::ResourceExhausted, "has 2 load balancers, and may have at most 2");
     says("audit: vm:a: lb ensure \"dev/shop/w1\": allowed, OK");
     says("audit: vm:a: lb ensure \"dev/shop/w3\": allowed, RESOURCE_EXHAUSTED");
     a.ensure(wanted("w2")).unwrap();

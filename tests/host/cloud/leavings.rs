@@ -137,7 +137,7 @@ fn a_port_that_becomes_reserved_is_forwarded_no_more() {
     let told = vms.of("a").until(&vms.lab, "web", |one| one.state() == State::Failed);
     assert_eq!(
         (told.reason.as_str(), told.message.as_str()),
-        ("PortReserved", "the host forwards port 80 to nobody")
+        ("PortReserved", "the host does not forward port 80")
     );
     vms.until_goes_to(&wires, "198.51.100.1:80", &[]);
     vms.lab.edit("reserved-ports = [22, 80]", "reserved-ports = [22]");

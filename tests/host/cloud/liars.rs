@@ -54,7 +54,7 @@ fn nothing_is_forwarded_to_the_host_itself_or_to_another_clusters_vm() {
     for (lie, words) in [
         ("10.77.0.254/24", "10.77.0.254 is one of the host itself"),
         ("10.77.0.2/24", "the host sees another machine at its address 10.77.0.2"),
-        ("10.77.0.99/24", "the host sees nobody at its address 10.77.0.99"),
+        ("10.77.0.99/24", "no machine answers at its address 10.77.0.99"),
     ] {
         drop(vms.guests.remove("a"));
         vms.guests.insert("a".into(), start_guest_at(&vms.lab, "a", 1, &[lie.to_owned()]));

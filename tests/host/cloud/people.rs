@@ -56,7 +56,7 @@ fn people_see_who_has_which_address_and_give_it_back() {
     let missing = ["lb", "rm", "uid-web", "--cluster", "other"];
     assert_fails(&vms.lab.ctl(&missing), 1, "has no load balancer of a Service uid-web");
     let removed = vms.lab.words(&["lb", "rm", "uid-theirs", "--cluster", "prod"]);
-    assert!(removed.contains("given back"), "{removed}");
+    assert!(removed.contains("released"), "{removed}");
     assert!(c.list().is_empty());
     event("\"gone\"");
 }
@@ -82,7 +82,5 @@ fn what_a_cluster_without_vms_has_goes_by_itself_if_the_administrator_says_so() 
         vms.lab.words(&["lb", "ls", "-o", "json", "--cluster", "prod"]).trim() == "[]"
     });
     assert_eq!(vms.kept(), 1);
-    assert!(
-        vms.lab.log().contains("had no VM of the cluster for 2 s, so its 2 load balancers are given back")
-    );
+    assert!(vms.lab.log().contains("had no VM of the cluster for 2 s, so its 2 load balancers are released"));
 }

@@ -8,7 +8,7 @@ use super::{Asking, Machines, USUAL, refused, serial, started};
 use crate::lab::uuid;
 
 const MIB: i64 = 1 << 20;
-const UNTOLD: &str = "it cannot be told whether the node that had the volume still has it";
+const UNTOLD: &str = "it is not known whether the node that had the volume still has it";
 
 fn published() -> (Machines, Asking, String) {
     let vms = started(&USUAL, "");
@@ -69,7 +69,7 @@ fn a_vm_that_is_in_no_list_keeps_its_volumes_while_its_qemu_has_them() {
     // Somebody answers for it, and is wrong: its bytes stay, and nobody else gets them.
     let forced = vms.lab.ctl(&["volumes", "detach", &id, "--force"]);
     assert!(forced.status.success(), "{forced:?}");
-    assert!(std::fs::read_to_string(vms.lab.path("log")).unwrap().contains("is forgotten by force"));
+    assert!(std::fs::read_to_string(vms.lab.path("log")).unwrap().contains("is removed by force"));
     refused(b.delete(&id), Code::Unavailable, "the volume is in use");
     assert!(image.exists());
 

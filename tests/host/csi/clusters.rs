@@ -64,12 +64,12 @@ fn a_cluster_has_no_more_than_it_may() {
     let first = a.create("one", 60 * MIB).unwrap().volume_id;
     refused(a.create("two", 60 * MIB), full, "quota: the volumes of the cluster dev have 62914560 bytes");
     a.create("two", 20 * MIB).unwrap();
-    refused(a.create("three", MIB), full, "quota: the cluster dev has 2 volumes, and may have 2");
+    refused(a.create("three", MIB), full, "quota: the cluster dev has 2 volumes, and may have at most 2");
     assert_eq!(a.create("one", 60 * MIB).unwrap().volume_id, first, "what is there is there");
     refused(a.expand(&first, 90 * MIB), full, "quota");
     assert_eq!(a.expand(&first, 80 * MIB).unwrap(), 80 * MIB);
-    refused(a.create_in("x", MIB, Some("full")), Code::InvalidArgument, "there are: fast");
-    refused(c.create_in("x", MIB, Some("fast")), Code::InvalidArgument, "there are: full");
+    refused(a.create_in("x", MIB, Some("full")), Code::InvalidArgument, "it may use: fast");
+    refused(c.create_in("x", MIB, Some("fast")), Code::InvalidArgument, "it may use: full");
     assert!(c.create("x", MIB).unwrap().volume_id.starts_with("full."), "the only one it may use");
     a.delete(&first).unwrap();
     a.create("three", MIB).unwrap();
@@ -125,7 +125,7 @@ fn a_vm_has_no_more_volumes_than_it_may() {
     for id in &ids[..2] {
         a.publish(id, "a").unwrap();
     }
-    let words = "the node a has 2 volumes, and may have 2; see max-volumes of its [[vm]]";
+    let words = "the node a has 2 volumes, and may have at most 2; see max-volumes of its [[vm]]";
     refused(a.publish(&ids[2], "a"), Code::ResourceExhausted, words);
     assert_fails(&vms.lab.ctl(&["volumes", "attach", &ids[2], "a"]), 1, words);
     assert_eq!(vms.qemu("a").devices().len(), 2);

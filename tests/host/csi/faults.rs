@@ -74,7 +74,7 @@ fn a_volume_that_a_guest_was_asked_to_let_go_of_is_not_published_to_it() {
     let holder = "the disk sdb is in use: staged for kubelet at /var/lib/kubelet/x".to_owned();
     vms.guest("a").disks().refusal = Some((Code::FailedPrecondition, holder.clone()));
     refused(a.unpublish(&id, "a"), Code::FailedPrecondition, &holder);
-    refused(a.publish(&id, "a").map(drop), Code::Aborted, "is being taken away from this node");
+    refused(a.publish(&id, "a").map(drop), Code::Aborted, "is being unplugged from this node");
     vms.qemu("a").let_go();
     vms.guest("a").disks().refusal = None;
     a.unpublish(&id, "a").unwrap();
@@ -86,7 +86,7 @@ fn a_volume_that_a_guest_was_asked_to_let_go_of_is_not_published_to_it() {
 fn a_guest_that_lets_go_late_has_the_volume_until_then() {
     let (vms, a, id) = published();
     vms.qemu("a").guest_is(Manner::Stubborn);
-    refused(a.unpublish(&id, "a"), Code::FailedPrecondition, "the guest refuses to let go");
+    refused(a.unpublish(&id, "a"), Code::FailedPrecondition, "the guest refuses to release");
     assert_eq!(a.all()[0].1, ["a"]);
     vms.qemu("a").guest_is(Manner::Slow);
     vms.qemu("a").commands();

@@ -40,7 +40,7 @@ fn a_full_file_system_is_told_leaves_nothing_behind_and_can_be_emptied() {
         full,
         "without max-bytes they may have as many",
     );
-    refused(a.create_in("pvc-large", 96 * MIB, Some("s-full")), full, "s-full has no room");
+    refused(a.create_in("pvc-large", 96 * MIB, Some("s-full")), full, "s-full has no space");
     let thin = a.create_in("pvc-thin", 64 * MIB, Some("s-thin")).unwrap().volume_id;
     let other = a.create_in("pvc-other", 64 * MIB, Some("s-thin")).unwrap().volume_id;
     let kept = a.create_in("pvc-full", 16 * MIB, Some("s-full")).unwrap().volume_id;
@@ -60,7 +60,7 @@ fn a_full_file_system_is_told_leaves_nothing_behind_and_can_be_emptied() {
     for class in ["s-thin", "s-full", "s-qcow"] {
         refused(a.create_in("pvc-new", MIB, Some(class)), full, class);
     }
-    refused(a.expand(&kept, 96 * MIB), full, "s-full has no room");
+    refused(a.expand(&kept, 96 * MIB), full, "s-full has no space");
     assert_eq!(before, ["s-thin", "s-full", "s-qcow"].map(names));
     let listed: Vec<_> = a.all().into_iter().map(|(id, _)| id).collect();
     assert_eq!(listed.len(), 3, "{listed:?}");

@@ -54,7 +54,7 @@ fn a_vm_that_stands_still_for_want_of_room_is_told_of_until_it_goes_on() {
     let image = pool.join(format!("{}.raw", serial(&id))).canonicalize().unwrap();
     assert_eq!(error["file"], text(&image));
     assert_eq!(watch.event("a", "disk-error")["disk"], serial(&id));
-    let words = "cannot be written: No space left on device; the VM stands still until it is resumed";
+    let words = "cannot be written: No space left on device; the VM is paused until it is resumed";
     for command in [["ls", "a"], ["info", "a"], ["watch", "a"]] {
         let shown = match command {
             ["ls", _] => lab.words(&["ls"]),
@@ -64,7 +64,7 @@ fn a_vm_that_stands_still_for_want_of_room_is_told_of_until_it_goes_on() {
         assert!(shown.contains(&format!("disk {} {words}", serial(&id))), "{command:?}: {shown}");
     }
     let expected =
-        "there is no room left for what its guest writes (No space left on device); the VM a stands still";
+        "there is no room left for what its guest writes (No space left on device); the VM a is paused";
     assert!(problem(&lab).starts_with(expected), "{}", problem(&lab));
     // The guest of a VM that stands still asks nothing; another one of its cluster does.
     let request = csi::ControllerGetVolumeRequest { volume_id: id.clone() };

@@ -43,7 +43,7 @@ fn people_look_after_volumes() {
         (
             vec!["create", "x", "--cluster", "prod", "--size", "1M", "--class", "gold"],
             1,
-            "there are: fast, full, qcow",
+            "it may use: fast, full, qcow",
         ),
         (vec!["create", "x", "--cluster", "prod", "--size", "0"], 2, "--size"),
         (vec!["attach", id, "c"], 1, "the node \"c\" is not on this host"),
@@ -52,7 +52,7 @@ fn people_look_after_volumes() {
         (vec!["detach", id], 1, refusal),
         (vec!["detach", "none"], 1, "there is no volume \"none\""),
         (vec!["rm", id], 1, "unpublish it first"),
-        (vec!["expand", id, "--size", "100T"], 1, "no volume has at least"),
+        (vec!["expand", id, "--size", "100T"], 1, "no size of a volume is at least"),
     ] {
         assert_fails(&vms.lab.ctl(&[&["volumes"], &arguments[..]].concat()), code, words);
     }

@@ -34,12 +34,12 @@ fn a_volume_of_another_host_is_never_said_to_be_gone() {
     let marker = std::fs::read(there.lab.path("pools/fast/.pool")).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&marker).unwrap()["uuid"], uuid);
 
-    let words = format!("the volume {id} is of the pool fast ({uuid}), which is not on the host");
+    let words = format!("the volume {id} belongs to the pool fast ({uuid}), which is not on the host");
     never_a_success(&a, &id, Code::Unavailable, &words);
     refused(a.delete(&id), Code::Unavailable, "ask the host that has this pool");
     // One from before identifiers said so.
     let old = format!("fast.{}", serial(&id));
-    never_a_success(&a, &old, Code::Unavailable, "does not say on which host");
+    never_a_success(&a, &old, Code::Unavailable, "does not show which host");
     let words = here.lab.ctl(&["volumes", "rm", &id]);
     assert!(!words.status.success());
 
@@ -69,7 +69,7 @@ fn a_volume_is_where_the_cluster_is_told_that_it_is() {
     };
     let exhausted = Code::ResourceExhausted;
     refused(create("v", &["two"], &[]), exhausted, "WaitForFirstConsumer");
-    refused(create("v", &["two", "three"], &["two"]), exhausted, "wanted on other hosts");
+    refused(create("v", &["two", "three"], &["two"]), exhausted, "requested on other hosts");
     refused(create("v", &[], &["two"]), exhausted, &format!("on guestlet.io/host={here} only"));
     assert_eq!((a.all(), vms.files("fast")), (vec![], vec![]));
 
@@ -137,7 +137,7 @@ fn a_volume_that_a_newer_program_keeps_is_not_made_again() {
         .map(|found| found.as_array().cloned().unwrap_or_else(|| vec![found]))
         .unwrap();
     let text = Value::from(listed).to_string();
-    assert!(text.contains(&id) && text.contains("for programs that know version 2"), "{text}");
+    assert!(text.contains(&id) && text.contains("that support version 2"), "{text}");
     // The upgrade brings it back.
     std::fs::write(&file, record).unwrap();
     vms.lab.until("it can be used", || a.create("v", 20 * MIB).is_ok_and(|found| found.volume_id == id));
@@ -270,7 +270,7 @@ fn files_of_disks_that_hang_stop_no_volumes() {
     assert!(vms.lab.threads() < before + 10, "{} {before}", vms.lab.threads());
     let told = attaching.wait_with_output().unwrap();
     let words = String::from_utf8_lossy(&told.stderr).into_owned();
-    assert!(words.contains("x.raw cannot be looked at: its file system has not answered for"), "{words}");
+    assert!(words.contains("x.raw cannot be examined: its file system has not answered for"), "{words}");
     a.unpublish(&id, "a").unwrap();
     // What waited has given its place back.
     mirror.hang(false);

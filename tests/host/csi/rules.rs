@@ -77,8 +77,12 @@ fn a_volume_that_cannot_be_is_refused_and_leaves_nothing() {
     }
     refused(create(&a, |new| new.capacity_range = range(-1, 0)), invalid, "negative");
     refused(create(&a, |new| new.capacity_range = range(5, 4)), invalid, "limit_bytes is less");
-    refused(create(&a, |new| new.capacity_range = range(0, 4)), Code::OutOfRange, "no volume has");
-    refused(create(&a, |new| new.capacity_range = range(i64::MAX, 0)), Code::OutOfRange, "no volume has");
+    refused(create(&a, |new| new.capacity_range = range(0, 4)), Code::OutOfRange, "no size of a volume");
+    refused(
+        create(&a, |new| new.capacity_range = range(i64::MAX, 0)),
+        Code::OutOfRange,
+        "no size of a volume",
+    );
     let source = || Some(VolumeContentSource::default());
     refused(
         create(&a, |new| new.volume_content_source = source()),
@@ -91,11 +95,11 @@ fn a_volume_that_cannot_be_is_refused_and_leaves_nothing() {
         invalid,
         "mutable_parameters is not",
     );
-    refused(create(&a, |new| new.parameters = one("speed", "5")), invalid, "parameter \"speed\" is unknown");
+    refused(create(&a, |new| new.parameters = one("speed", "5")), invalid, "unknown parameter \"speed\"");
     refused(
         create(&a, |new| new.parameters = one("hostStorageClass", "gold")),
         invalid,
-        "\"gold\" is no storage class that this cluster may use; there are: fast, full, qcow",
+        "\"gold\" is not a storage class that this cluster may use; it may use: fast, full, qcow",
     );
     refused(
         create(&a, |new| new.parameters = one("hostStorageClass", &"x".repeat(5000))),
@@ -117,11 +121,11 @@ fn a_name_is_one_volume() {
     assert_eq!(a.create(&odd, 20 * MIB).unwrap(), made);
     assert_eq!(a.create(&odd, 5 * MIB).unwrap(), made, "it is large enough");
     assert_eq!(a.create_in(&odd, 0, Some("fast")).unwrap(), made);
-    refused(a.create(&odd, 21 * MIB), Code::AlreadyExists, "already, with 20971520 bytes");
+    refused(a.create(&odd, 21 * MIB), Code::AlreadyExists, "already exists, with 20971520 bytes");
     refused(a.create_in(&odd, 20 * MIB, Some("full")), Code::AlreadyExists, "of the storage class fast");
     let range = Some(csi::CapacityRange { required_bytes: 0, limit_bytes: 15 * MIB });
     let small = csi::CreateVolumeRequest { capacity_range: range, ..wanted(&odd, 0) };
-    refused(a.create_volume(small), Code::AlreadyExists, "already, with 20971520 bytes");
+    refused(a.create_volume(small), Code::AlreadyExists, "already exists, with 20971520 bytes");
     assert_eq!(vms.files("fast").len(), 2, "a record and an image");
     // As large as it has become is good too.
     a.expand(&made.volume_id, 40 * MIB).unwrap();
@@ -170,7 +174,7 @@ fn what_is_missing_in_other_calls_is_named() {
     let request = csi::ControllerExpandVolumeRequest { volume_id: id.clone(), ..Default::default() };
     refused(a.controller_expand_volume(request), invalid, "capacity_range is missing");
     refused(a.expand("", 1), invalid, "volume_id is missing");
-    refused(a.expand(&id, i64::MAX), Code::OutOfRange, "no volume has");
+    refused(a.expand(&id, i64::MAX), Code::OutOfRange, "no size of a volume");
     refused(
         a.controller_get_volume(csi::ControllerGetVolumeRequest::default()),
         invalid,
@@ -301,7 +305,7 @@ fn volumes_are_listed_in_parts() {
     }
     assert_eq!(seen, made);
     for token in ["x", "3", "after:", "after:../x", &"t".repeat(1000)] {
-        refused(list(token, 0), Code::Aborted, "starting_token was not given by this host");
+        refused(list(token, 0), Code::Aborted, "starting_token was not issued by this host");
     }
 }
 
@@ -357,7 +361,7 @@ fn room_is_told_within_the_quota() {
     vms.of("a").create_in("v", 60 * MIB, Some("full")).unwrap();
     assert_eq!(room("b", Some("full")).unwrap().available_capacity, 40 * MIB);
     assert_eq!(room("c", None).unwrap().available_capacity, 0);
-    refused(room("a", Some("qcow")), Code::InvalidArgument, "there are: fast, full");
+    refused(room("a", Some("qcow")), Code::InvalidArgument, "it may use: fast, full");
     let many = csi::GetCapacityRequest {
         volume_capabilities: vec![mount(Mode::MultiNodeMultiWriter)],
         ..Default::default()

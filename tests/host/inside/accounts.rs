@@ -36,12 +36,12 @@ fn a_password_comes_from_standard_input_and_is_in_no_record() {
     for (user, input, said) in [
         ("me", &b""[..], "it is empty"),
         ("me", b"\n", "it is empty"),
-        ("me", b"a\0b\n", "holds a character that no password has"),
-        ("me", b"a\rb\n", "holds a character that no password has"),
+        ("me", b"a\0b\n", "has an invalid character"),
+        ("me", b"a\rb\n", "has an invalid character"),
         ("me", &[&longest[..], b"x"].concat(), "it is too long"),
         ("me", &vec![b'x'; 1 << 20], "it is too long"),
-        ("nobody-at-all", b"x\n", "there is no user \"nobody-at-all\""),
-        ("me:x", b"x\n", "the user name is empty, too long, or holds a character that no name has"),
+        ("nobody-at-all", b"x\n", "unknown user \"nobody-at-all\""),
+        ("me:x", b"x\n", "the user name is empty, too long, or has an invalid character"),
         ("../me", b"x\n", "the user name is empty"),
         ("", b"x\n", "the user name is empty"),
     ] {
@@ -162,8 +162,8 @@ fn keys_are_listed_added_and_removed() {
         }
     }
     for (user, said) in [
-        ("nobody-at-all", "there is no user \"nobody-at-all\""),
-        ("../me", "the user name is empty, too long, or holds a character that no name has"),
+        ("nobody-at-all", "unknown user \"nobody-at-all\""),
+        ("../me", "the user name is empty, too long, or has an invalid character"),
         ("", "the user name is empty"),
         ("root", "cannot read or write the authorized keys of root"),
     ] {

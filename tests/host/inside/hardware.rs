@@ -37,7 +37,7 @@ fn the_clock_is_shown_and_set() {
     let date = Date { year: 2026, month: 11, day: 21, hour: 14, minute: 53, second: 39 };
     assert_eq!(*inside.clocks.hardware.lock().unwrap(), Some(date));
     for wrong in ["1969-12-31T23:59:59Z", "2070-01-01T00:00:00Z", "9999-12-31T23:59:59Z"] {
-        inside.fails(&["time", "a", "--set", wrong], "the time is not within the years 1970 to 2069");
+        inside.fails(&["time", "a", "--set", wrong], "the time is outside the years 1970 to 2069");
     }
     assert_fails(&inside.lab.ctl(&["time", "a", "--set", "tomorrow"]), 2, "give now, hardware, or a time");
     assert_eq!(set(), Some(Duration::from_nanos(1_795_272_819_999_999_999)));
@@ -64,7 +64,7 @@ fn processors_and_memory_are_shown_and_switched() {
     let all = [processor(0, true), processor(1, true), processor(2, false), processor(10, true)];
     assert_eq!(inside.json(&["cpus", "a"]), json!(all));
     let words = inside.lab.words(&["cpus", "a", "--offline", "1", "--online", "2,10"]);
-    assert_eq!(words, "3 of 3 processors are as they should be\n");
+    assert_eq!(words, "3 of 3 processors are in the requested state\n");
     assert_eq!(
         inside.lab.words(&["cpus", "a"]),
         "CPU  STATE  CAN BE SWITCHED OFF\n0    on     no\n1    off    yes\n2    on     yes\n10   on     yes\n"
@@ -76,8 +76,8 @@ fn processors_and_memory_are_shown_and_switched() {
     inside.fails(&["cpus", "a", "--offline", "7"], "there is no processor 7");
     inside.fails(&["cpus", "a", "--offline", "0"], "processor 0 cannot be switched off");
     let partly = inside.lab.ctl(&["cpus", "a", "--online", "1", "--offline", "7,10"]);
-    assert_fails(&partly, 1, "processor 7 was not switched, nor any after it");
-    assert_eq!(String::from_utf8_lossy(&partly.stdout), "1 of 3 processors are as they should be\n");
+    assert_fails(&partly, 1, "processor 7 was not switched, nor were those after it");
+    assert_eq!(String::from_utf8_lossy(&partly.stdout), "1 of 3 processors are in the requested state\n");
     assert_eq!(inside.read(&format!("{CPU}/cpu10/online")), "1\n");
     for wrong in ["-1", "x", "18446744073709551616", "1,,2"] {
         assert_fails(&inside.lab.ctl(&["cpus", "a", &format!("--offline={wrong}")]), 2, "invalid value");
@@ -102,8 +102,7 @@ fn processors_and_memory_are_shown_and_switched() {
     assert_eq!(inside.json(&["memory", "a"]), all);
     let output = inside.lab.ctl(&["memory", "a", "--offline", "0,999", "--online", "32"]);
     assert_fails(&output, 1, "1 of 3 blocks were not switched");
-    let became =
-        "block 32 is as it should be\nblock 0 is as it should be\nblock 999: there is no such block\n";
+    let became = "block 32 is in the requested state\nblock 0 is in the requested state\nblock 999: there is no such memory block\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), became);
     let done = inside.json(&["memory", "a", "--offline", "0"]);
     assert_eq!(done, json!([{"id": 0, "problem": null}]));

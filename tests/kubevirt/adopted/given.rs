@@ -47,8 +47,8 @@ fn only_what_is_given_and_labelled_with_its_cluster_is_a_volume_of_that_cluster(
                 "",
                 "label persistentvolumeclaim missed app.kubernetes.io/managed-by=guestlet guestcluster.",
             ),
-            ("was-ours", "default/shop", "has not been given to guestlet"),
-            ("files", "default/shop", "a share that Harvester's driver has made"),
+            ("was-ours", "default/shop", "is not assigned to guestlet"),
+            ("files", "default/shop", "a share made by Harvester's driver"),
         ] {
             let id = id(claim);
             let answers = [

@@ -48,7 +48,7 @@ fn what_an_administrator_has_plugged_elsewhere_is_neither_taken_away_nor_said_to
             volumes.unplug(&id, &web.vm, LET_GO, willing()).await,
             volumes.take_back(&id, &web, LET_GO, willing()).await,
         ] {
-            is_held(outcome, "as its volume backup; guestlet has not plugged it so, and leaves it");
+            is_held(outcome, "as its volume backup; guestlet did not plug it, and leaves it alone");
         }
         assert_eq!(record(&volumes).await, Some(published(&web)));
         left_alone(&web).await;
@@ -83,14 +83,14 @@ fn what_virtctl_has_plugged_is_known_by_its_serial_number_or_refused() {
             lab.is_in("web", other, "Ready").await;
         }
         for (disk, words) in [
-            (json!({ "lun": { "bus": "scsi" } }), "it is no plain disk"),
+            (json!({ "lun": { "bus": "scsi" } }), "it is not a plain disk"),
             (json!({ "disk": { "bus": "virtio" }, "serial": "x" }), "it is on the bus \"virtio\""),
             (json!({ "disk": { "bus": "scsi" }, "serial": "a".repeat(65) }), "has 65 bytes"),
             (
                 json!({ "disk": { "bus": "scsi" }, "serial": "twin" }),
-                "would know the disk other by the same text",
+                "would identify the disk other by the same text",
             ),
-            (json!({ "disk": { "bus": "scsi" } }), "would know the disk alike by the same text"),
+            (json!({ "disk": { "bus": "scsi" } }), "would identify the disk alike by the same text"),
             (json!({ "disk": { "bus": "scsi", "readonly": true }, "serial": "x" }), "it is read-only"),
         ] {
             lab.plug_as("web", CLAIM, CLAIM, disk).await;

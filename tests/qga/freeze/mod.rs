@@ -74,7 +74,7 @@ fn stacked_file_systems_are_frozen_and_thawed() {
             assert_eq!(refused["error"]["class"], "CommandNotFound");
             let second = client.ask(FREEZE);
             assert_eq!(second["error"]["class"], "CommandNotFound");
-            assert!(description(&second).contains("has asked for a freeze"), "{second}");
+            assert!(description(&second).contains("a freeze that "), "{second}");
         }
         let info = other.call("guest-info");
         let commands = info["supported_commands"].as_array().unwrap().iter();
@@ -106,7 +106,7 @@ fn stacked_file_systems_are_frozen_and_thawed() {
     assert!(Writer::to("/a").is_blocked());
     assert_eq!(client.call("guest-fsfreeze-thaw"), 2);
     let unknown = client.ask(&list(json!(["/a", "/nowhere"])));
-    assert!(description(&unknown).contains("\"/nowhere\" is no mount point"), "{unknown}");
+    assert!(description(&unknown).contains("\"/nowhere\" is not a mount point"), "{unknown}");
     let wrong = client.ask(&list(json!(["/a", 7])));
     assert!(description(&wrong).contains("mountpoints[1]"), "{wrong}");
     inside("mount -t tmpfs over /inner");

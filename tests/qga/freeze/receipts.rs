@@ -108,7 +108,7 @@ fn each_end_of_a_freeze_leaves_a_receipt_that_tells_it() {
     client.call("guest-fsfreeze-thaw");
     let held = newest(5);
     assert_eq!(held["level"], "crash", "{held:#}");
-    assert!(reasons(&held).contains("/inner: somebody else had frozen it"), "{held:#}");
+    assert!(reasons(&held).contains("/inner: it had been frozen by somebody else"), "{held:#}");
     nothing_is_frozen();
 }
 
@@ -333,7 +333,7 @@ fn people_on_the_host_are_told_what_their_snapshot_is_worth() {
     // More than there is; and a command that fails is no snapshot.
     let (code, why) = fails(&["freeze", "a", "--require", "application", "--", "touch", "/run/cut"]);
     assert!(
-        code == 1 && why.contains("application is required, and the snapshot is not more than filesystem"),
+        code == 1 && why.contains("application is required, but the snapshot is not more than filesystem"),
         "{why}"
     );
     let (code, why) = fails(&["freeze", "a", "--", "sh", "-c", "exit 7"]);
@@ -345,7 +345,7 @@ fn people_on_the_host_are_told_what_their_snapshot_is_worth() {
     assert_eq!(list.as_array().unwrap().len(), 3, "{list}");
     assert!(said(&["receipts", "show", "a", id]).contains("vg/snap: touch, "), "it tells of the snapshot");
     let (code, why) = fails(&["receipts", "verify", "a", id]);
-    assert!(code == 1 && why.contains("nothing proves"), "{why}");
+    assert!(code == 1 && why.contains("there is no proof"), "{why}");
     let none = "0".repeat(32);
     let (code, why) = fails(&["receipts", "show", "a", &none]);
     assert!(code == 1 && why.contains("has no receipt"), "{why}");

@@ -70,7 +70,7 @@ fn a_daemon_that_cannot_start_says_so_to_its_starter() {
     let precious = file(&folder, "precious", "data");
     let failed = Daemon::command(&folder).arg("-p").arg(&precious).output().unwrap();
     assert_eq!(failed.status.code(), Some(1));
-    assert!(text(&failed.stderr).contains("exists and is no socket"), "{}", text(&failed.stderr));
+    assert!(text(&failed.stderr).contains("exists and is not a socket"), "{}", text(&failed.stderr));
     assert!(!folder.path().join("pid").exists());
 }
 

@@ -154,16 +154,16 @@ fn lists_that_would_block_nothing_are_refused_with_what_to_write() {
     let cases: &[(&[&str], &str)] = &[
         (
             &["-c", config.to_str().unwrap()],
-            "conf:3: block-rpcs: \"guest-exec guest-exec-status\" is not one name: separate names by commas, as in \
+            "conf:3: block-rpcs: \"guest-exec guest-exec-status\" is more than one name: separate names by commas, as in \
              guest-exec,guest-exec-status",
         ),
         (
             &["-b", "guest-exec;guest-ping"],
-            "command line: block-rpcs: \"guest-exec;guest-ping\" is not one name",
+            "command line: block-rpcs: \"guest-exec;guest-ping\" is more than one name",
         ),
         (
             &["-a", "guest-exec guest-ping"],
-            "command line: allow-rpcs: \"guest-exec guest-ping\" is not one name",
+            "command line: allow-rpcs: \"guest-exec guest-ping\" is more than one name",
         ),
         (&["--blacklist", "guest-exec", "guest-ping"], "unexpected word \"guest-ping\""),
     ];
@@ -390,7 +390,11 @@ fn keys_that_are_not_known_are_told_of_and_no_fault() {
     let config = file(&folder, "conf", "[general]\ndaemonize = 0\n");
     let agent = Agent::start_with(&["-c", config.to_str().unwrap()]);
     assert_eq!(agent.client().call("guest-ping"), Value::Object(serde_json::Map::new()));
-    assert!(agent.log().contains("conf:2: daemonize is no key of qemu-ga, and ignored"), "{}", agent.log());
+    assert!(
+        agent.log().contains("conf:2: daemonize is not a key of qemu-ga, and ignored"),
+        "{}",
+        agent.log()
+    );
 }
 
 #[test]

@@ -27,35 +27,32 @@ fn a_pool_that_makes_no_sense_is_refused_with_its_line() {
         (second(""), "1.toml:1: [[address-pool]] has no ranges"),
         (
             second("ranges = ['192.0.2.6-192.0.2.9']"),
-            "1.toml:3: ranges: 192.0.2.6-192.0.2.9 overlaps what the address pool \"a\" has",
+            "1.toml:3: ranges: 192.0.2.6-192.0.2.9 overlaps the address pool \"a\"",
         ),
         (
             second("ranges = ['10.0.0.1-10.0.0.9', '10.0.0.9']"),
             "1.toml:3: ranges: 10.0.0.9 and 10.0.0.1-10.0.0.9 overlap",
         ),
         (second("ranges = ['10.0.0.9-10.0.0.1']"), "1.toml:3: ranges: 10.0.0.1 comes before 10.0.0.9"),
-        (second("ranges = []"), "1.toml:3: ranges has to have 1 to 64 entries"),
+        (second("ranges = []"), "1.toml:3: ranges must have 1 to 64 entries"),
         (second("ranges = ['10.0.0.1']\nclusters = []"), "1.toml:4: clusters is empty"),
         (
             second("ranges = ['10.0.0.1']\nforward-to = ['10.0.0.1/8']"),
-            "1.toml:4: forward-to: \"10.0.0.1/8\" has bits beyond",
+            "1.toml:4: forward-to: \"10.0.0.1/8\" has host bits",
         ),
         (
             second("ranges = ['10.0.0.1']\ninterface = 'eth0'"),
-            "1.toml:4: interface is for addresses that the host forwards",
+            "1.toml:4: interface has an effect only where the host forwards",
         ),
         (
             second("ranges = ['10.0.0.1']\nforward-to = ['10.0.0.0/8']\ninterface = 'e/0'"),
-            "1.toml:5: interface = \"e/0\" can be no",
+            "1.toml:5: interface = \"e/0\" cannot be",
         ),
         (second("ranges = ['10.0.0.1']\nname2 = 1"), "1.toml:4: unknown field `name2`"),
-        (
-            vec![POOL.to_owned(), POOL.to_owned()],
-            "1.toml:2: address-pool \"a\" is used a second time, first at 0.toml:2",
-        ),
+        (vec![POOL.to_owned(), POOL.to_owned()], "1.toml:2: address-pool \"a\" is already used at 0.toml:2"),
         (
             networks("{ '52:54:00:12:34' = 'lan' }"),
-            "0.toml:5: networks has \"52:54:00:12:34\", which is no hardware address",
+            "0.toml:5: networks has \"52:54:00:12:34\", which is not a hardware address",
         ),
         (networks("{ '52:54:00:12:34:56' = 'L A N' }"), "0.toml:5: networks: 52:54:00:12:34:56: name"),
     ] {

@@ -46,7 +46,7 @@ fn what_is_no_job_is_refused_with_its_place() {
         (
             "a name",
             vec!["[[scrape]]\njob = 'a/b'\ntarget = '1'\n".into()],
-            "0.toml:2: job \"a/b\" is no name",
+            "0.toml:2: job \"a/b\" is not a valid name",
         ),
         (
             "a host name",
@@ -56,7 +56,7 @@ fn what_is_no_job_is_refused_with_its_place() {
         ("the same job", twice, "1.toml:2:"),
         ("a path", job("path = 'metrics'"), "0.toml:4: path = \"metrics\""),
         ("no VM", job("vms = []"), "0.toml:4: vms is empty"),
-        ("too long", job("timeout-seconds = 61"), "0.toml:4: scrape.timeout-seconds = 61: it may be 1 to 60"),
+        ("too long", job("timeout-seconds = 61"), "0.toml:4: scrape.timeout-seconds = 61: use 1 to 60"),
         ("too large", job("max-bytes = 16777217"), "0.toml:4: scrape.max-bytes"),
         ("no series", job("max-series = 0"), "0.toml:4: scrape.max-series"),
         ("no time between", job("interval-seconds = 0"), "0.toml:4: scrape.interval-seconds"),

@@ -115,7 +115,7 @@ impl Client {
     pub(super) fn tell(&mut self) {
         let is_raw = self.raw.is_some();
         let why = self.outage.tell();
-        let words = format!("{why}; trying to reach the program {} again (Ctrl-C ends guestctl)", self.id);
+        let words = format!("{why}; reconnecting to the program {} (Ctrl-C ends guestctl)", self.id);
         local::say(&words, is_raw);
     }
 
@@ -127,7 +127,8 @@ impl Client {
             return Error::Ended(LOST);
         }
         if self.start.is_some() && self.was_sent {
-            let words = "whether the program was started is not known; guestctl ps lists those that run in";
+            let words =
+                "it is not known whether the program was started; guestctl ps lists the programs that run in";
             local::say(&format!("{words} {}", self.name), false);
         }
         Error::Ended(128u8.saturating_add(u8::try_from(signal).unwrap_or_default()))
@@ -150,7 +151,7 @@ impl Client {
         }
         let has_more_input = self.input.as_ref().is_some_and(|(replay, _)| !replay.has_ended());
         let how = if has_more_input { "attach -i" } else { "attach" };
-        format!("the program waits in the guest, and guestctl {how} {name} {id} goes on with it")
+        format!("the program waits in the guest; guestctl {how} {name} {id} attaches to it again")
     }
 }
 

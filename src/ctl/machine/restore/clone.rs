@@ -173,7 +173,7 @@ impl Machine {
                 return Ok(line);
             }
             if self.received.len() > MOST_LINE {
-                return Err("the agent in the clone answers with a line that is too long".to_owned());
+                return Err("the agent in the clone answered with a line that is too long".to_owned());
             }
             select! {
                 read = self.agent.read_buf(&mut self.received) => {
@@ -271,7 +271,7 @@ impl Machine {
                 return Err(Unproved::for_good(format!("{command} fails: {said}")));
             }
             let printed = text("out-data").ok().and_then(|text| serde_json::from_slice(&text).ok());
-            return printed.ok_or_else(|| Unproved::for_good(format!("{command} prints something else")));
+            return printed.ok_or_else(|| Unproved::for_good(format!("{command} printed unexpected output")));
         }
     }
 }

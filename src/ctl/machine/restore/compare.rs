@@ -20,7 +20,7 @@ pub fn all(receipt: &Receipt, clone: &Receipt) -> Result<Vec<String>, Unproved> 
         return Err(Unproved::for_good("the receipt does not list all applications and file systems"));
     }
     if clone.guest.boot_id.is_empty() || clone.guest.boot_id == receipt.guest.boot_id {
-        return Err(Unproved::for_good("what the clone shows is no receipt of its own"));
+        return Err(Unproved::for_good("what the clone shows is not its own receipt"));
     }
     let volumes = volumes(receipt, clone)?;
     let applications = receipt.applications.iter().map(|one| compare(one, clone));
@@ -84,7 +84,7 @@ fn reached(name: &str, then: &Evidence<'_>, now: &Evidence<'_>) -> Result<String
     };
     let same = |key: &str| match (text(then, key, "the receipt")?, text(now, key, "the clone")?) {
         (then, now) if then == now => Ok(()),
-        (then, now) => Err(format!("it is another one: its {key} was {then}, and is {now}")),
+        (then, now) => Err(format!("it is a different one: its {key} was {then}, and is {now}")),
     };
     let at_least = |key: &str, key_now: &str, is_reached: fn(&str, &str) -> Option<bool>| {
         let (then, now) = (text(then, key, "the receipt")?, text(now, key_now, "the clone")?);
@@ -110,13 +110,15 @@ fn reached(name: &str, then: &Evidence<'_>, now: &Evidence<'_>) -> Result<String
             same("server")?;
             at_least("gtid", "gtid", sets)
         }
-        "mysql" => Err("its position has no GTID, and nothing else tells what a copy of it has".to_owned()),
+        "mysql" => {
+            Err("its position has no GTID, and nothing else shows what a copy of it contains".to_owned())
+        }
         "etcd" => {
             same("cluster")?;
             same("member")?;
             at_least("revision", "revision", numbers)
         }
-        _ => Err("it says no position that could be compared".to_owned()),
+        _ => Err("it has no position that could be compared".to_owned()),
     }
 }
 
@@ -211,7 +213,7 @@ mod tests {
             (postgres("recovered-to", "0"), "cannot be compared"),
             // Where it is now is beyond what it has recovered.
             (postgres("lsn", "1/0"), "does not say its recovered-to"),
-            (other, "another one"),
+            (other, "it is a different one"),
         ] {
             let unproved = compared(&then, &now).unwrap_err();
             assert!(unproved.words.contains(why) && unproved.is_final, "{unproved:?}");
@@ -254,7 +256,7 @@ mod tests {
     #[test]
     fn a_clone_has_the_file_systems_of_the_guest_and_a_receipt_of_its_own() {
         let (then, mut now) = (postgres("lsn", "0/1"), postgres("recovered-to", "0/1"));
-        assert!(all(&then, &now).unwrap_err().words.contains("no receipt of its own"));
+        assert!(all(&then, &now).unwrap_err().words.contains("not its own receipt"));
         now.volumes[0].mount_point = "/elsewhere".to_owned();
         assert!(compared(&then, &now).is_ok());
         now.volumes[0].uuid = "another".to_owned();

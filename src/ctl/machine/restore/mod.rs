@@ -61,11 +61,11 @@ impl FromStr for Image {
     /// The format has to be said: a guest could make a raw disk look like any other format, with any file of the host behind it.
     fn from_str(text: &str) -> Result<Self, String> {
         let (format, file) =
-            text.split_once('=').ok_or("say FORMAT=FILE, such as qcow2=/backup/root.qcow2")?;
+            text.split_once('=').ok_or("write FORMAT=FILE, such as qcow2=/backup/root.qcow2")?;
         let format = ["raw", "qcow2"].into_iter().find(|known| *known == format);
-        let format = format.ok_or("the format is raw or qcow2")?;
+        let format = format.ok_or("the format must be raw or qcow2")?;
         if file.is_empty() {
-            return Err("there is no file after the =".to_owned());
+            return Err("the file after the = is missing".to_owned());
         }
         Ok(Self { format, file: file.into() })
     }

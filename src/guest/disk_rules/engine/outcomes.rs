@@ -35,7 +35,7 @@ impl Engine {
                 self.tried.remove(&point);
                 self.patience.forget(&point);
                 if there {
-                    tracing::info!("{} is unmounted, as no rule wants it", point.display());
+                    tracing::info!("{} is unmounted, as no rule wants it any more", point.display());
                 }
             }
             Done::Undone(point, Err(error)) => {
@@ -44,7 +44,10 @@ impl Engine {
                     self.stuck.insert(point, (self.turn, why));
                     return;
                 }
-                tracing::warn!("{} is not unmounted, though no rule wants it: {why}", point.display());
+                tracing::warn!(
+                    "{} is no longer wanted by any rule, but cannot be unmounted: {why}",
+                    point.display()
+                );
                 let made = self.memory.kept().at(&point).cloned();
                 let disk = made.and_then(|made| self.disk(made.disk.generation));
                 if let Some(disk) = disk {

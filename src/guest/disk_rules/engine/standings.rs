@@ -42,8 +42,8 @@ impl Engine {
                 None => ("waiting", Some(Device::whole(disk)), why.clone()),
             },
             Finding::LetGo(device) => {
-                let why = "somebody has unmounted it; it is mounted again when the disk comes back, or the rules \
-                           are written again";
+                let why = "it was unmounted by hand; it is mounted again when the disk comes back, or when \
+                           the rules are written again";
                 ("unmounted", Some(device.clone()), why.to_owned())
             }
             Finding::Done(device) => {
@@ -55,7 +55,7 @@ impl Engine {
                 let (state, reason) = match tried.map(|tried| &tried.outcome) {
                     None => ("working", String::new()),
                     Some(Ok(applied)) if applied.foreign => {
-                        let foreign = "it was mounted so already".to_owned();
+                        let foreign = "it was already mounted like this".to_owned();
                         ("mounted", applied.remark.clone().unwrap_or(foreign))
                     }
                     Some(Ok(applied)) => ("mounted", applied.remark.clone().unwrap_or_default()),

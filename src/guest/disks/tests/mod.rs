@@ -109,7 +109,7 @@ async fn who_waits_is_answered_when_the_disk_is_known() {
     assert_eq!(*changes.borrow(), 2);
 
     let late = room.wait(&serial("three"), Duration::from_millis(10)).await.unwrap_err();
-    assert_eq!(late.to_string(), "no disk with the serial number \"three\" has come within 0.01 s");
+    assert_eq!(late.to_string(), "no disk with the serial number \"three\" has appeared within 0.01 s");
     room.publish([disk("vda"), disk("vda")].into());
     let several = room.wait(&one, Duration::from_secs(60)).await.unwrap_err();
     assert!(matches!(several, WaitError::Find(FindError::Ambiguous { .. })), "{several}");

@@ -85,7 +85,7 @@ pub fn find(root: &Root, settings: &Settings) -> Vec<Candidate> {
     }
     if found.len() > MOST {
         found.truncate(MOST - 1);
-        let way = Err(format!("there are more than {MOST} applications, and the others are not held"));
+        let way = Err(format!("there are more than {MOST} applications; the rest are not held"));
         found.push(Candidate { name: "others".to_owned(), instance: String::new(), way });
     }
     found
@@ -144,22 +144,24 @@ fn etcd(root: &Root) -> Vec<String> {
 fn user_of_etcd(root: &Root, target: &str, trust: Trust<'_>) -> Result<Identity, String> {
     let Some(number) = target.strip_prefix(PROCESS) else {
         let Trust::User(user) = trust else {
-            return Err(format!("the settings have to name the user of {target} (freeze.application.user)"));
+            return Err(format!("set the user of {target} in the settings (freeze.application.user)"));
         };
-        let account = user_identity::find(user)
-            .map_err(|error| format!("who {user} is cannot be found out: {error}"))?;
+        let account =
+            user_identity::find(user).map_err(|error| format!("cannot look up the user {user}: {error}"))?;
         return account.map(|account| account.identity).ok_or_else(|| format!("there is no user {user}"));
     };
     let about = std::fs::metadata(root.path(&format!("/proc/{number}")));
     let user = about.map_err(|error| format!("cannot look at the process {number}: {error}"))?.uid();
     if user == 0 && !matches!(trust, Trust::User("root")) {
-        return Err("etcd runs as root, whom the settings have to name (freeze.application.user)".to_owned());
+        return Err(
+            "etcd runs as root, which must be allowed in the settings (freeze.application.user)".to_owned()
+        );
     }
     let account = user_identity::with_number(user)
-        .map_err(|error| format!("who the user {user} is cannot be found out: {error}"))?;
+        .map_err(|error| format!("cannot look up the user {user}: {error}"))?;
     account
         .map(|account| account.identity)
-        .ok_or_else(|| format!("etcd runs as the user {user}, who has no account"))
+        .ok_or_else(|| format!("etcd runs as the user {user}, which has no account"))
 }
 
 /// What the settings say of a socket.
@@ -185,18 +187,18 @@ fn owner(root: &Root, socket: &str, trust: Trust<'_>) -> Result<Identity, String
     let about =
         std::fs::symlink_metadata(&path).map_err(|error| format!("cannot look at {socket}: {error}"))?;
     if !about.file_type().is_socket() {
-        return Err(format!("{socket} is no socket"));
+        return Err(format!("{socket} is not a socket"));
     }
     let account = user_identity::with_number(about.uid())
-        .map_err(|error| format!("who the user {} is cannot be found out: {error}", about.uid()))?
-        .ok_or_else(|| format!("{socket} belongs to the user {}, who has no account", about.uid()))?;
+        .map_err(|error| format!("cannot look up the user {}: {error}", about.uid()))?
+        .ok_or_else(|| format!("{socket} belongs to the user {}, which has no account", about.uid()))?;
     match trust {
         Trust::User(user) if user != account.name => {
-            return Err(format!("{socket} belongs to {}, and the settings say {user}", account.name));
+            return Err(format!("{socket} belongs to {}, but the settings have {user}", account.name));
         }
         Trust::Nobody | Trust::Socket if about.uid() == 0 => {
             return Err(format!(
-                "{socket} belongs to root, whom the settings have to name (freeze.application.user)"
+                "{socket} belongs to root, which must be allowed in the settings (freeze.application.user)"
             ));
         }
         Trust::User(_) | Trust::Socket | Trust::Nobody => {}
@@ -209,7 +211,7 @@ fn owner(root: &Root, socket: &str, trust: Trust<'_>) -> Result<Identity, String
         if !is_guarded(&found, &account.identity, is_named) {
             let above: PathBuf = above.into();
             return Err(format!(
-                "others may put a socket at {socket}, because they may write to {}",
+                "other users could replace the socket {socket}, because they may write to {}",
                 above.display()
             ));
         }
@@ -346,7 +348,7 @@ mod tests {
         };
         assert_eq!(listed(Some("nobody")).len(), 2);
         assert_eq!(listed(Some("nobody"))[0].2, None);
-        assert!(listed(None)[0].2.as_ref().unwrap().contains("have to name the user"));
+        assert!(listed(None)[0].2.as_ref().unwrap().contains("set the user of"));
         assert!(listed(Some("nobody of that name"))[0].2.as_ref().unwrap().contains("there is no user"));
     }
 
@@ -362,7 +364,7 @@ mod tests {
         assert!(is_about_what_is_above(&machine.why_not(None)), "{}", machine.why_not(None));
         assert_eq!(machine.why_not(Some("")), "");
         assert_eq!(machine.why_not(Some("nobody")), "");
-        assert!(machine.why_not(Some("root")).contains("belongs to nobody, and the settings say root"));
+        assert!(machine.why_not(Some("root")).contains("belongs to nobody, but the settings have root"));
         // As Debian has it: of the server's user and its group.
         chown(&directory, Some(65534), Some(65534)).unwrap();
         mode(0o2775);
@@ -370,15 +372,15 @@ mod tests {
         for (mode_, gid) in [(0o777, 65534), (0o775, 12)] {
             chown(&directory, Some(65534), Some(gid)).unwrap();
             mode(mode_);
-            assert!(machine.why_not(None).contains("others may put"), "{mode_:o}");
-            assert!(machine.why_not(Some("")).contains("others may put"), "{mode_:o}");
+            assert!(machine.why_not(None).contains("other users could replace"), "{mode_:o}");
+            assert!(machine.why_not(Some("")).contains("other users could replace"), "{mode_:o}");
         }
         mode(0o1777);
-        assert!(machine.why_not(None).contains("others may put a socket"));
+        assert!(machine.why_not(None).contains("other users could replace the socket"));
         assert_eq!(machine.why_not(Some("")), "");
         mode(0o755);
         chown(&directory, Some(12), None).unwrap();
-        assert!(machine.why_not(Some("")).contains("others may put"));
+        assert!(machine.why_not(Some("")).contains("other users could replace"));
         chown(&directory, Some(0), None).unwrap();
         // Whose it is.
         chown(&socket, Some(0), None).unwrap();
@@ -390,7 +392,7 @@ mod tests {
         std::fs::remove_file(&socket).unwrap();
         machine.listen("run/real", 65534);
         symlink("../real", &socket).unwrap();
-        assert!(machine.why_not(None).contains("is no socket"));
+        assert!(machine.why_not(None).contains("is not a socket"));
         std::fs::remove_file(&socket).unwrap();
         assert!(machine.why_not(Some("")).contains("cannot look at"));
     }

@@ -134,7 +134,7 @@ fn by_process(
 }
 
 fn confused() -> String {
-    "its process answers something else".to_owned()
+    "its process sent an unexpected answer".to_owned()
 }
 
 /// What a process says while nothing was asked.
@@ -190,12 +190,12 @@ fn places(root: &Root, directories: &[Directory]) -> Result<Vec<Place>, String> 
     let mounts = MountList::open(root).and_then(|list| list.read());
     let mounts = mounts.map_err(|error| format!("cannot read what is mounted: {error}"))?;
     if directories.is_empty() {
-        return Err("where its data are is not known".to_owned());
+        return Err("it is not known where its data are".to_owned());
     }
     let mut places = Vec::new();
     for directory in directories {
         let found = on(directory, &mounts)
-            .ok_or_else(|| format!("what {} is on is not known", directory.path.display()))?;
+            .ok_or_else(|| format!("it is not known which file system {} is on", directory.path.display()))?;
         places.extend(found.into_iter().map(|mount| Place {
             directory: directory.path.display().to_string(),
             device: mount.device,

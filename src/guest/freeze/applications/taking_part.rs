@@ -105,7 +105,7 @@ impl Participants {
             (Report::Failed(problem), State::Asked | State::Held | State::Releasing) => one.fail(problem),
             (_, State::Failed(_) | State::Released) => {}
             (_, State::Asked | State::Held | State::Releasing) => {
-                one.fail("its process is confused".to_owned());
+                one.fail("its process does not follow the protocol".to_owned());
             }
         }
     }
@@ -181,7 +181,7 @@ impl Participant {
             (State::Released, None) => (Level::Application, String::new()),
             (State::Failed(problem), None) => (Level::FileSystem, problem.clone()),
             (State::Asked | State::Held | State::Releasing, None) => {
-                (Level::FileSystem, "whether it was held until the thaw is not known".to_owned())
+                (Level::FileSystem, "it is not known whether it was held until the thaw".to_owned())
             }
         };
         let mut evidence = Vec::new();
@@ -267,9 +267,9 @@ mod tests {
             ("in time", &[Participants::give_up, |all| all.note(0, held()), Participants::release]),
             ("before it was held", &[Participants::release, |all| all.note(0, held())]),
             ("in time", &[|all| all.note(0, held()), Participants::release, Participants::give_up]),
-            ("confused", &[|all| all.note(0, released())]),
-            ("confused", &[|all| all.note(0, held()), |all| all.note(0, held())]),
-            ("confused", &[|all| all.note(0, held()), |all| all.note(0, released())]),
+            ("follow the protocol", &[|all| all.note(0, released())]),
+            ("follow the protocol", &[|all| all.note(0, held()), |all| all.note(0, held())]),
+            ("follow the protocol", &[|all| all.note(0, held()), |all| all.note(0, released())]),
         ];
         for (words, steps) in steps {
             let mut all = one(State::Asked);

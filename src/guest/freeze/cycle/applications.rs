@@ -34,7 +34,7 @@ impl Cycle {
                 Next::Message(Message::Found(found)) => break found,
                 Next::Message(_) | Next::Application => {}
                 Next::Stop(Stop::Deadline) => {
-                    self.applications.fail("to look for applications took too long");
+                    self.applications.fail("looking for applications took too long");
                     return self.require_held();
                 }
                 Next::Stop(stop) => return Err(stop),

@@ -122,9 +122,9 @@ impl Cycle {
         self.problems.extend(problems);
         if self.complete && self.sure {
             for device in ours.difference(&thawed) {
-                self.notes.lost.insert(*device, "somebody else had thawed it before".to_owned());
+                self.notes.lost.insert(*device, "it had already been thawed by somebody else".to_owned());
                 self.problems.push(format!(
-                    "{} was not frozen any more, because somebody else had thawed it: the snapshot is not consistent",
+                    "{} was no longer frozen, because somebody else had thawed it: the snapshot is not consistent",
                     self.name(*device)
                 ));
             }
@@ -173,7 +173,7 @@ impl Cycle {
         match (&spoiled, thawed) {
             (Some(Spoiled { reason, .. }), _) => {
                 tracing::warn!(
-                    "thawed: {reason}; a snapshot for {holder} that was not done then is not consistent"
+                    "thawed: {reason}; a snapshot for {holder} that was not complete by then is not consistent"
                 );
             }
             (None, Some(count)) => tracing::info!("thawed {count} file systems"),

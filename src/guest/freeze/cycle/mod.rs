@@ -282,7 +282,7 @@ impl Cycle {
         ];
         match Guardian::start(&words) {
             Ok(guardian) => self.guardian = Some(guardian),
-            Err(error) => tracing::warn!("nobody guards this freeze: {error}"),
+            Err(error) => tracing::warn!("no guardian watches this freeze: {error}"),
         }
     }
 
@@ -364,7 +364,7 @@ impl Cycle {
     /// What a freeze that takes too long waits for.
     fn not_frozen_yet(&self) -> String {
         if !self.freezing {
-            return "to open what is mounted".to_owned();
+            return "opening the mount points".to_owned();
         }
         let first = (0..self.targets.len()).find(|place| !self.frozen.contains(place));
         first
@@ -450,8 +450,10 @@ impl Cycle {
 /// Why a file system was left as it is, and whether somebody else holds it.
 fn why_passed_over(error: &io::Error) -> (&'static str, bool) {
     match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EBUSY) => ("somebody else had frozen it: whether it stayed so is not known", true),
-        _ => ("its file system cannot be frozen", false),
+        Some(Errno::EBUSY) => {
+            ("it had been frozen by somebody else: it is not known whether it stayed frozen", true)
+        }
+        _ => ("its file system does not support freezing", false),
     }
 }
 

@@ -104,7 +104,7 @@ impl Cycle {
         let mut volumes = Vec::new();
         for mut volume in std::mem::take(&mut receipt.volumes) {
             let Some((place, device)) = devices.get(&volume.device) else {
-                "it is not mounted any more".clone_into(&mut volume.problem);
+                "it is no longer mounted".clone_into(&mut volume.problem);
                 volumes.push(volume);
                 continue;
             };
@@ -115,7 +115,7 @@ impl Cycle {
                 continue;
             }
             if !self.sure {
-                "whether it was frozen is not known".clone_into(&mut volume.problem);
+                "it is not known whether it was frozen".clone_into(&mut volume.problem);
             } else if let Some(lost) = self.notes.lost.get(device) {
                 volume.problem.clone_from(lost);
             } else if !self.frozen.contains(place) {

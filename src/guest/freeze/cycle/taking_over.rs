@@ -20,9 +20,10 @@ impl Cycle {
             Found::Freeze(freeze) if self.marker.is_alive(freeze) => Some(freeze.process.0),
             _ => None,
         };
-        let whose =
-            other.map_or("an agent that is gone".to_owned(), |id| format!("the agent with process {id}"));
-        let words = format!("{whose} has begun a freeze that is not over ({}); thaw first", path.display());
+        let whose = other.map_or("an agent that is no longer running".to_owned(), |id| {
+            format!("the agent with process {id}")
+        });
+        let words = format!("{whose} began a freeze that is not over ({}); thaw first", path.display());
         tracing::warn!("not frozen: {words}");
         let refused = Err(Error::Busy(words));
         if other.is_some() {

@@ -184,7 +184,7 @@ impl Clerk {
                 Ok(()) => desk.problem = None,
                 Err(problem) => {
                     if desk.problem.as_ref() != Some(&problem) {
-                        tracing::warn!("{problem}; it is tried again");
+                        tracing::warn!("{problem}; retrying");
                     }
                     desk.problem = Some(problem);
                 }

@@ -106,7 +106,7 @@ fn why_not(mount: &Mount, is_choice: bool) -> Option<String> {
         _ if counts(mount) && is_choice => "not asked for",
         _ if counts(mount) => "hidden by another mount",
         "zfs" => "zfs cannot be frozen",
-        kind if ELSEWHERE.contains(&kind) => "on a server or the host, not on a disk of this guest",
+        kind if ELSEWHERE.contains(&kind) => "on a server or on the host, not on a disk of this guest",
         kind if kind == "fuse" || kind.starts_with("fuse.") => "a program serves it (FUSE)",
         _ => return None,
     };
@@ -178,8 +178,8 @@ mod tests {
         };
         assert_eq!(
             found(true),
-            "/tank zfs cannot be frozen; /far a program serves it (FUSE); /home on a server or the host, not on a disk of this \
-             guest; / not asked for"
+            "/tank zfs cannot be frozen; /far a program serves it (FUSE); /home on a server or on the host, \
+             not on a disk of this guest; / not asked for"
         );
         assert!(found(false).ends_with("/ hidden by another mount"));
     }

@@ -29,7 +29,7 @@ pub fn put(folder: &Path, receipt: &Receipt) -> io::Result<()> {
     let directory = directory(folder);
     super::cabinet::make(&directory)?;
     if !path(folder, &receipt.id).exists() && ids(folder).len() >= MOST {
-        return Err(io::Error::other(format!("{MOST} receipts wait already to be written to a disk")));
+        return Err(io::Error::other(format!("{MOST} receipts are already waiting to be written to disk")));
     }
     let text = serde_json::to_vec(receipt).map_err(io::Error::other)?;
     files::replace_synced(&path(folder, &receipt.id), &text)
@@ -54,7 +54,7 @@ pub fn get(folder: &Path, id: &str) -> Option<Receipt> {
     };
     let receipt = serde_json::from_slice::<Receipt>(&bytes).ok().filter(|receipt| receipt.id == id);
     if receipt.is_none() {
-        tracing::warn!("{} is no receipt, and is removed", path.display());
+        tracing::warn!("{} is not a receipt, and is removed", path.display());
         remove(folder, id);
     }
     receipt
@@ -80,7 +80,7 @@ mod tests {
         }
         assert_eq!(ids(folder.path()).len(), MOST);
         let full = put(folder.path(), &receipt(64)).unwrap_err().to_string();
-        assert!(full.contains("64 receipts wait"), "{full}");
+        assert!(full.contains("64 receipts are already waiting"), "{full}");
         assert_eq!(get(folder.path(), &receipt(7).id), Some(receipt(7)));
         remove(folder.path(), &receipt(7).id);
         assert_eq!(ids(folder.path()).len(), MOST - 1);

@@ -41,11 +41,13 @@ async fn no_new_freeze_overtakes_one_that_was_left() {
     lab.leave_marker((1, 1));
     let error = words(&lab.freeze().await.unwrap_err());
     assert!(
-        error.starts_with("an agent that is gone has begun a freeze") && error.ends_with("thaw first"),
+        error.starts_with("an agent that is no longer running began a freeze")
+            && error.ends_with("thaw first"),
         "{error}"
     );
     assert!(lab.guest.freezer.restricts(), "it is this one's now");
-    assert!(lab.guest.freezer.held().starts_with("libvirt has asked"), "{}", lab.guest.freezer.held());
+    let held = lab.guest.freezer.held();
+    assert!(held.starts_with("a freeze that libvirt requested"), "{held}");
     assert_eq!(lab.thaw().await.unwrap(), 1);
     lab.is_clean();
     // A thaw looks, too.
@@ -65,7 +67,7 @@ async fn the_freeze_of_another_agent_that_runs_is_left_alone() {
     lab.leave_marker((77, 5));
     begin(&lab.guest).unwrap();
     let error = words(&lab.freeze().await.unwrap_err());
-    assert!(error.starts_with("the agent with process 77 has begun a freeze"), "{error}");
+    assert!(error.starts_with("the agent with process 77 began a freeze"), "{error}");
     assert!(!lab.guest.freezer.restricts());
     assert_eq!(lab.machine.frozen(), ["/b"]);
     assert!(matches!(lab.marker(), Found::Freeze(freeze) if freeze.process == (77, 5)));

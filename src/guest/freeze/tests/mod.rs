@@ -205,7 +205,7 @@ async fn frozen_in_order_and_thawed_in_reverse() {
     assert!(lab.guest.freezer.restricts());
     assert!(matches!(lab.marker(), Found::Freeze(freeze) if freeze.file_systems.len() == 3));
     let busy = lab.freeze().await.unwrap_err();
-    assert!(words(&busy).contains("the test has asked for a freeze"), "{}", words(&busy));
+    assert!(words(&busy).contains("a freeze that the test requested"), "{}", words(&busy));
     assert_eq!(lab.thaw().await.unwrap(), 3);
     let order = ["freeze /c", "freeze /b", "freeze /a", "thaw /a", "thaw /b", "thaw /c"];
     assert_eq!(lab.machine.log(), order);
@@ -221,7 +221,7 @@ async fn some_by_their_mount_points() {
     assert_eq!(lab.machine.frozen(), ["/b", "/a"]);
     assert_eq!(lab.thaw().await.unwrap(), 2);
     let unknown = freeze(&lab.guest, list(&["/a", "/nowhere"]), &Caller::new("x", "qga")).await.unwrap_err();
-    assert_eq!(words(&unknown), "\"mountpoints\": \"/nowhere\" is no mount point");
+    assert_eq!(words(&unknown), "\"mountpoints\": \"/nowhere\" is not a mount point");
     assert_eq!(freeze(&lab.guest, list(&[]), &Caller::new("x", "qga")).await.unwrap(), 0);
     lab.is_clean();
 }
@@ -401,7 +401,7 @@ async fn what_somebody_else_thaws_meanwhile_is_told() {
     lab.freeze().await.unwrap();
     lab.machine.state.lock().unwrap().frozen.retain(|name| name != "/b");
     let error = words(&lab.thaw().await.unwrap_err());
-    assert!(error.contains("/b was not frozen any more") && error.contains("not consistent"), "{error}");
+    assert!(error.contains("/b was no longer frozen") && error.contains("not consistent"), "{error}");
     lab.is_clean();
 }
 

@@ -70,9 +70,9 @@ async fn take_one(guest: &Guest, mount: &Mount, list: &[Mount]) -> Result<(), Er
             Attempt::Late => {}
         }
     }
-    tracing::warn!("{} does not answer: it is taken away from {}", mount.source, mount.path.display());
+    tracing::warn!("{} does not answer: detaching it from {}", mount.source, mount.path.display());
     if !is_mounted_elsewhere(mount, &place::mounts(guest).await?) {
-        tracing::warn!("what waits for {} is ended; what was not written yet is lost", mount.source);
+        tracing::warn!("aborting what waits for {}; data that was not written yet is lost", mount.source);
         if let Attempt::Gone = attempt(guest, mount, TO_END, |effects, path| effects.abort(path)).await? {
             return Ok(());
         }

@@ -86,10 +86,10 @@ pub(super) async fn follow(guest: &Guest, share: &Share, staging: &Path) -> Resu
     for (old, bound) in join_all(bound).await {
         let (volume, place, source) = (&share.volume, old.path.display(), &staged.source);
         match bound {
-            Ok(()) => tracing::warn!("volume {volume}: {place} is shown from {source} now"),
+            Ok(()) => tracing::warn!("volume {volume}: {place} now uses {source}"),
             Err(error) => {
                 tracing::warn!(
-                    "volume {volume}: {place} is shown from {} still: {}",
+                    "volume {volume}: {place} still uses {}: {}",
                     old.source,
                     error_chain::words(&error)
                 );

@@ -43,7 +43,7 @@ pub(super) fn of(share: &Share, claims: &[String], read_only: bool) -> Result<Op
     options.own(version);
     for option in parsed.data.split(',').filter(|option| !option.is_empty() && !is_version(option)) {
         if REFUSED.contains(&name(option)) {
-            return Err(wrong(option, "cannot be used: where a share is served, its server says"));
+            return Err(wrong(option, "cannot be used: the server is chosen by the host half"));
         }
         if !IGNORED.contains(&name(option)) {
             options.own(option);
@@ -103,7 +103,7 @@ mod tests {
         for (claims, words) in [
             ("vers=3", "shares are mounted with NFS 4"),
             ("minorversion=1", "shares are mounted with NFS 4"),
-            ("addr=10.0.0.1", "its server says"),
+            ("addr=10.0.0.1", "chosen by the host half"),
             ("bind", "cannot be used here"),
         ] {
             let error = data(&[], &[claims]).unwrap_err();

@@ -75,7 +75,7 @@ fn variable(lines: &[String]) -> Result<Option<usize>, String> {
     };
     if lines[at].ends_with('\\') {
         return Err(
-            "KUBELET_EXTRA_ARGS goes on in another line; write it in one, so that it can be added to"
+            "KUBELET_EXTRA_ARGS continues on another line; write it on one line, so that options can be added"
                 .to_owned(),
         );
     }
@@ -93,7 +93,7 @@ fn with(value: &str, ours: &str) -> Result<String, String> {
         if let Some(rest) = value.strip_prefix(quote) {
             let Some(inside) = rest.strip_suffix(quote) else {
                 return Err(
-                    "KUBELET_EXTRA_ARGS ends without its closing quotation mark; correct it, so that options can be added"
+                    "KUBELET_EXTRA_ARGS has no closing quotation mark; add it, so that options can be added"
                         .to_owned(),
                 );
             };

@@ -45,7 +45,7 @@ impl Climb<'_> {
                 self.online(device, "btrfs", &["filesystem", "resize", &size, place], &mounted).await
             }
             (_, None) => {
-                self.refuse(what, "it grows only while it is mounted");
+                self.refuse(what, "it can be grown only while it is mounted");
                 return Ok(());
             }
         };

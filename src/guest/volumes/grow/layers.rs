@@ -56,10 +56,10 @@ impl Climb<'_> {
             Err(error) => return Ok(self.failed(what, &error)),
         };
         let [size, group, extents, uuid] = told.first().map(Vec::as_slice).unwrap_or_default() else {
-            return Ok(self.refuse(what, "LVM does not know it"));
+            return Ok(self.refuse(what, "it is not known to LVM"));
         };
         let (Ok(before), Ok(extents)) = (size.parse::<u64>(), extents.parse::<u64>()) else {
-            return Ok(self.refuse(what, "LVM does not say how large it is"));
+            return Ok(self.refuse(what, "LVM does not report its size"));
         };
         let mut note =
             if group.is_empty() { None } else { Some(Note::begin(self, device, uuid, extents).await?) };
@@ -76,7 +76,7 @@ impl Climb<'_> {
             Err(error) => return Ok(self.failed(what, &error)),
         };
         let Some((after, extents_now)) = after else {
-            return Ok(self.refuse(what, "LVM does not say how large it is"));
+            return Ok(self.refuse(what, "LVM does not report its size"));
         };
         self.note(what, before, after);
         let Some(note) = &mut note else { return Ok(Next::End) };
@@ -105,7 +105,7 @@ impl Climb<'_> {
             Err(error) => return Ok(Err(Failed { what, error })),
         };
         let Some(volumes) = logical_volumes(&told) else {
-            return Ok(Ok(self.refuse(what, "LVM does not say how large its logical volumes are")));
+            return Ok(Ok(self.refuse(what, "LVM does not report the sizes of its logical volumes")));
         };
         let several = volumes.len() > 1;
         let mut candidates = Vec::new();
@@ -118,20 +118,22 @@ impl Climb<'_> {
             }
         }
         let [volume] = candidates.as_slice() else {
-            let why = format!("it has {} logical volumes that could take the room", candidates.len());
+            let why = format!("it has {} logical volumes that could take the space", candidates.len());
             return Ok(Ok(self.refuse(what, why)));
         };
         let name = format!("{group}/{}", volume.name);
         let what = format!("the logical volume {name}");
         if let Some(kind) = volume.kinds.iter().find(|kind| *kind != "linear") {
-            return Ok(Ok(self.refuse(what, format!("it is {kind}, and only linear ones grow"))));
+            return Ok(Ok(
+                self.refuse(what, format!("it is {kind}; only linear logical volumes can be grown"))
+            ));
         }
         let free = match self.report("vgs", "vg_free_count", group).await {
             Ok(told) => told.first().and_then(|line| line.first()?.parse::<u64>().ok()),
             Err(error) => return Ok(Err(Failed { what, error })),
         };
         let Some(free) = free else {
-            return Ok(Ok(self.refuse(what, "LVM does not say how much room its group has")));
+            return Ok(Ok(self.refuse(what, "LVM does not report the free space of its volume group")));
         };
         let device = match self.hold(&volume.path).await {
             Ok(device) => device,

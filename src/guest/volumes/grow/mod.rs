@@ -118,7 +118,7 @@ impl Climb<'_> {
                 (Contents::Blank, _) => Next::End,
                 _ => {
                     let what = device.file().display().to_string();
-                    self.refuse(what, format!("it holds {}, which does not grow", found.words()))
+                    self.refuse(what, format!("it holds {}, which cannot be grown", found.words()))
                 }
             };
             match next {

@@ -44,12 +44,12 @@ impl Climb<'_> {
         let number = growth.partition.number;
         let what = format!("partition {number} of {name}");
         let Some(known) = find(&self.guest.root, disk, growth.partition) else {
-            return Ok(self.refuse(what, "the kernel has another idea of the partitions"));
+            return Ok(self.refuse(what, "the kernel's partition table differs from the disk's"));
         };
         let partition = self.hold(&known.file).await?;
         let found = contents(self.guest, partition.file()).await?;
         if !found.kind().is_some_and(|kind| GROWING.contains(&kind)) {
-            return Ok(self.refuse(what, format!("it holds {}, which does not grow", found.words())));
+            return Ok(self.refuse(what, format!("it holds {}, which cannot be grown", found.words())));
         }
         let to = growth.partition.sectors * u64::from(disk.sector());
         if to < known.bytes {
@@ -89,13 +89,12 @@ fn act(held: &Held, wanted: Option<u32>, growth: &Growth, before: u64) -> Result
     let disk = block_device::reopen(held.device(), true).map_err(|error| error.to_string())?;
     let Partition { number, start, sectors, .. } = growth.partition;
     let resize = |bytes| block_device::resize_partition(&disk, number, start * u64::from(sector), bytes);
-    resize(sectors * u64::from(sector))
-        .map_err(|error| format!("the kernel does not let it grow: {error}"))?;
+    resize(sectors * u64::from(sector)).map_err(|error| format!("the kernel refuses to grow it: {error}"))?;
     write(&disk, growth, sector).map_err(|error| {
         // Nothing has been put into the new room yet.
         let after = resize(before)
             .err()
-            .map_or(String::new(), |error| format!("; nor can the kernel forget it: {error}"));
+            .map_or(String::new(), |error| format!("; and the kernel's copy cannot be restored: {error}"));
         format!("its partition table cannot be written: {error}{after}")
     })
 }

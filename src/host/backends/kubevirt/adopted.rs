@@ -72,20 +72,21 @@ pub fn obstacle(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
     let (key, value) = OURS;
     let words = match owner {
         Some(_) if is_share(object) => format!(
-            "the claim {namespace}/{name} has the volume mode {FILES}: it is a share that Harvester's driver has made, and those are \
-             not adopted"
+            "the claim {namespace}/{name} has the volume mode {FILES}: it is a share made by Harvester's \
+             driver, and these are not adopted"
         ),
         Some(_) if !is_given(object) => format!(
-            "the claim {namespace}/{name} has not been given to guestlet: in the host cluster, \
+            "the claim {namespace}/{name} is not assigned to guestlet: in the host cluster, \
              kubectl --namespace {namespace} label persistentvolumeclaim {name} {key}={value}"
         ),
         None if is_given(object) || has_traces => format!(
-            "the claim {namespace}/{name} lacks the label {CLUSTER_LABEL}, which says of which cluster it is; in the host cluster, \
+            "the claim {namespace}/{name} lacks the label {CLUSTER_LABEL}, which names its cluster; in the host cluster, \
              kubectl --namespace {namespace} label persistentvolumeclaim {name} {CLUSTER_LABEL}=NAME"
         ),
         _ => format!(
-            "the claim {namespace}/{name} is in the host cluster, and has not been given to guestlet; if it is a volume of this \
-             cluster: kubectl --namespace {namespace} label persistentvolumeclaim {name} {key}={value} {CLUSTER_LABEL}=NAME"
+            "the claim {namespace}/{name} is in the host cluster, but not assigned to guestlet; if it is a \
+             volume of this cluster: kubectl --namespace {namespace} label persistentvolumeclaim {name} \
+             {key}={value} {CLUSTER_LABEL}=NAME"
         ),
     };
     let cluster = owner.map(|owner| format!("{namespace}/{owner}")).unwrap_or_default();
@@ -141,7 +142,7 @@ pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
     }
     let vm = seen.vm.metadata.name.as_deref().unwrap_or_default();
     let words = |what: &str| {
-        format!("the VM {vm} has the claim {as_is} {what}; guestlet has not plugged it so, and leaves it")
+        format!("the VM {vm} has the claim {as_is} {what}; guestlet did not plug it, and leaves it alone")
     };
     let otherwise = |what: &str| Plugged::Otherwise(words(what));
     let has_ours = names.contains(ours.as_str());
@@ -185,14 +186,12 @@ pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
 fn known(disk: &Disk, claim: &Claim, all: &[&Disk]) -> Result<Known, String> {
     let bus = match &disk.disk {
         None => {
-            return Err(
-                "it is no plain disk, so that nothing of it tells its guest which claim it is".to_owned()
-            );
+            return Err("it is not a plain disk, so its guest cannot tell which claim it is".to_owned());
         }
         Some(target) if target.bus == SCSI => Bus::Scsi,
         Some(target) => {
             return Err(format!(
-                "it is on the bus {:?}, where it is not known for certain to its guest",
+                "it is on the bus {:?}, where its guest cannot identify it with certainty",
                 target.bus
             ));
         }
@@ -208,9 +207,11 @@ fn known(disk: &Disk, claim: &Claim, all: &[&Disk]) -> Result<Known, String> {
     }
     let says_so = |other: &&&Disk| other.name != disk.name && other.serial == known.text();
     match all.iter().find(says_so) {
-        Some(other) => {
-            Err(format!("its guest would know the disk {} by the same text, {:?}", other.name, known.text()))
-        }
+        Some(other) => Err(format!(
+            "its guest would identify the disk {} by the same text, {:?}",
+            other.name,
+            known.text()
+        )),
         None => Ok(known),
     }
 }
@@ -319,18 +320,18 @@ mod tests {
             (json!([{"name": NAME, "disk": {"bus": "scsi"}, "serial": NAME}]), NAME),
             (json!([{"name": NAME, "disk": {"bus": "virtio"}, "serial": NAME}]), "the bus \"virtio\""),
             (json!([{"name": NAME, "disk": {}}]), "the bus \"\""),
-            (json!([{"name": NAME, "lun": {"bus": "scsi"}, "serial": NAME}]), "no plain disk"),
-            (json!([{"name": NAME, "cdrom": {"bus": "sata"}}]), "no plain disk"),
-            (json!([{"name": NAME}]), "no plain disk"),
+            (json!([{"name": NAME, "lun": {"bus": "scsi"}, "serial": NAME}]), "not a plain disk"),
+            (json!([{"name": NAME, "cdrom": {"bus": "sata"}}]), "not a plain disk"),
+            (json!([{"name": NAME}]), "not a plain disk"),
             (json!([]), "not listed"),
             (json!([{"name": NAME, "disk": {"bus": "scsi"}, "serial": long}]), "has 65 bytes"),
             (
                 json!([{"name": NAME, "disk": {"bus": "scsi"}, "serial": "s"}, {"name": "x", "serial": "s"}]),
-                "know the disk x by the same text",
+                "identify the disk x by the same text",
             ),
             (
                 json!([{"name": "x", "serial": "drive-ua-pvc-1"}, {"name": NAME, "disk": {"bus": "scsi"}}]),
-                "know the disk x by the same text",
+                "identify the disk x by the same text",
             ),
         ];
         for (disks, expected) in cases {

@@ -93,7 +93,7 @@ impl Claims {
         let stage = seen.stage(&read.claim.name);
         if stage != Stage::Ready {
             let words =
-                "the volume is on its way into the node, or out of it, by another program than guestlet"
+                "the volume is being plugged into the node or unplugged by a program other than guestlet"
                     .to_owned();
             return Err(VolumeError::Waiting { words, detail: format!("the volume {}", stage.words()) });
         }
@@ -108,7 +108,9 @@ impl Claims {
         match authority::judge(&read.claim, &evidence) {
             Holder::On(place) if place.uuid == uuid => {}
             Holder::On(place) => return Err(VolumeError::InUse(format!("the VM {} has it", place.vm))),
-            Holder::Off => return Err(VolumeError::InUse("somebody has unplugged it meanwhile".to_owned())),
+            Holder::Off => {
+                return Err(VolumeError::InUse("another program has unplugged it meanwhile".to_owned()));
+            }
             Holder::Unknown(why) => return Err(VolumeError::InUse(why)),
         }
         authority::stranger(uuid, &evidence).map_or(Ok(()), |who| Err(VolumeError::InUse(who)))
@@ -156,7 +158,7 @@ impl Claims {
 fn theirs(vm: &str, read: &Read) -> String {
     let name = &read.claim.name;
     format!(
-        "the VM {vm} has the claim {name}, plugged by another program than guestlet, which has to unplug it"
+        "the VM {vm} has the claim {name}, plugged by a program other than guestlet, which has to unplug it"
     )
 }
 
@@ -187,10 +189,10 @@ pub(super) fn held(words: String) -> VolumeError {
 
 /// By what a guest knows a disk that is plugged as it is, and is to be used like this.
 fn usable(as_is: AsIs, read_only: bool) -> Result<Known, VolumeError> {
-    const ADVICE: &str = "have the program that plugged it unplug it, and guestlet plugs it in its own way";
+    const ADVICE: &str = "have the program that plugged it unplug it, and guestlet will plug it itself";
     let refused = |why: &str| {
         VolumeError::Refused(format!(
-            "another program than guestlet has plugged the volume, and {why}; {ADVICE}"
+            "a program other than guestlet has plugged the volume, and {why}; {ADVICE}"
         ))
     };
     let known = as_is.known.map_err(|why| refused(&why))?;

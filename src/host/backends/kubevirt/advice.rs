@@ -52,7 +52,7 @@ impl Installed {
                 let names: Vec<_> =
                     all.keys().map(|(namespace, name)| format!("{namespace}/{name}")).collect();
                 let says = format!(
-                    "there are {} KubeVirt objects and may be one, so whether VMs are given vsock is not known: {}",
+                    "there are {} KubeVirt objects instead of one, so it is not known whether VMs get vsock: {}",
                     names.len(),
                     names.join(", ")
                 );
@@ -68,7 +68,7 @@ impl Installed {
 /// What to know of the only one.
 fn of_one(namespace: &str, name: &str, kubevirt: &KubeVirt) -> Vec<Advice> {
     let version = kubevirt.status.observed_kube_virt_version.as_deref().filter(|version| !version.is_empty());
-    let told = version.map_or_else(|| "(of a version that it does not say)".to_owned(), str::to_owned);
+    let told = version.map_or_else(|| "(unknown version)".to_owned(), str::to_owned);
     let gates = &kubevirt.spec.configuration.developer_configuration;
     let by_version = version.and_then(release).is_some_and(|(major, minor, _)| (major, minor) >= ON_SINCE);
     let danger = danger(version, &told);
@@ -78,15 +78,14 @@ fn of_one(namespace: &str, name: &str, kubevirt: &KubeVirt) -> Vec<Advice> {
         return std::iter::once(on).chain(danger).collect();
     }
     let how = if gates::has(&gates.disabled_feature_gates, GATE) { "disabled" } else { "not listed" };
-    let says = format!(
-        "no VM is given vsock: the feature gate {GATE} is {how} in {namespace}/{name}, KubeVirt {told}"
-    );
+    let says =
+        format!("VMs get no vsock: the feature gate {GATE} is {how} in {namespace}/{name}, KubeVirt {told}");
     let mut remedy = patch(namespace, name, kubevirt);
     if namespace == HARVESTER {
-        remedy += " (an upgrade of Harvester may take it back)";
+        remedy += " (an upgrade of Harvester may revert it)";
     }
     if danger.is_some() {
-        remedy = format!("first see what is said below of this version; then {remedy}");
+        remedy = format!("first see below about this version; then {remedy}");
     }
     // Nobody is harmed yet.
     let warning = danger.map(|danger| Advice { is_wrong: false, ..danger });
@@ -99,18 +98,20 @@ fn danger(version: Option<&str>, told: &str) -> Option<Advice> {
         return Some(Advice {
             subject: SUBJECT.to_owned(),
             says: format!(
-                "whether a VM with vsock survives that a volume is plugged is not known of KubeVirt {told}"
+                "it is not known whether a VM with vsock survives plugging a volume in KubeVirt {told}"
             ),
-            remedy: "versions 1.6.0 to 1.6.3 and 1.7.0 end it (kubevirt/kubevirt#16600)".to_owned(),
+            remedy: "versions 1.6.0 to 1.6.3 and 1.7.0 stop the VM (kubevirt/kubevirt#16600)".to_owned(),
             is_wrong: false,
         });
     };
     let is_harmful = matches!(release, (1, 6, 0..=3) | (1, 7, 0));
     is_harmful.then(|| {
         wrong(
-            format!("in KubeVirt {told} a VM with vsock ends when a volume is plugged (kubevirt/kubevirt#16600)"),
-            "upgrade KubeVirt to 1.6.4, 1.7.1, 1.8.0 or later before VMs are given vsock, or plug no volumes into those that \
-             have it; a vendor's build may have the fix: try it with a VM that nobody needs",
+            format!(
+                "in KubeVirt {told} a VM with vsock stops when a volume is plugged (kubevirt/kubevirt#16600)"
+            ),
+            "upgrade KubeVirt to 1.6.4, 1.7.1, 1.8.0 or later before giving VMs vsock, or plug no volumes \
+             into VMs that have it; a vendor's build may have the fix: try it with a VM that nobody needs",
         )
     })
 }
@@ -197,7 +198,7 @@ mod tests {
         let found = advice(vec![kubevirt("kubevirt", "v1.8.4", &["Snapshot", "it's"], &["VSOCK", "X"])]);
         let command = "kubectl --namespace harvester-system patch kubevirt kubevirt --type merge --patch \
             '{\"spec\":{\"configuration\":{\"developerConfiguration\":{\"disabledFeatureGates\":[\"X\"],\
-            \"featureGates\":[\"Snapshot\",\"it\\u0027s\",\"VSOCK\"]}}}}' (an upgrade of Harvester may take it back)";
+            \"featureGates\":[\"Snapshot\",\"it\\u0027s\",\"VSOCK\"]}}}}' (an upgrade of Harvester may revert it)";
         assert_eq!(found[0].remedy, command);
         let bare: KubeVirt =
             serde_json::from_value(json!({"metadata": {"name": "kv", "namespace": "ns"}})).unwrap();

@@ -208,9 +208,9 @@ impl Cluster {
             Ok(made) => Ok(Some(made)),
             Err(error) if code(&error) == Some(409) => Ok(None),
             // A ResourceQuota, or an admission policy; or the namespace is going.
-            Err(error) if code(&error) == Some(403) && words(&error).contains("exceeded quota") => {
-                Err(VolumeError::Full(format!("the host cluster has no more room for it: {}", words(&error))))
-            }
+            Err(error) if code(&error) == Some(403) && words(&error).contains("exceeded quota") => Err(
+                VolumeError::Full(format!("the host cluster has no space left for it: {}", words(&error))),
+            ),
             Err(error) => Err(failed(&what, &error)),
         }
     }

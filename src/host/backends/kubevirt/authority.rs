@@ -196,7 +196,7 @@ pub fn judge(claim: &Claim, evidence: &Evidence) -> Holder {
     match (places.next(), places.next()) {
         (Some(place), None) => Holder::On(place),
         (Some(one), Some(other)) => Holder::Unknown(format!(
-            "both the VM {} and the VM {} list the claim {}; take it out of the spec of one of them",
+            "both the VM {} and the VM {} list the claim {}; remove it from the spec of one of them",
             one.vm, other.vm, claim.name
         )),
         (None, _) => nobody(claim, evidence),

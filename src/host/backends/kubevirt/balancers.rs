@@ -208,11 +208,11 @@ pub fn follow_balancers(cluster: &Cluster) -> impl Stream<Item = Told> + Send + 
             }
         }
     });
-    let teller = cluster.teller("the load balancers of guest clusters cannot be read, and may be old");
+    let teller = cluster.teller("the load balancers of guest clusters cannot be read, and may be stale");
     let of_clusters = Selector { labels: Some(CLUSTER.to_owned()), ..Selector::default() };
     let balancers = follow(balancers, of_clusters, Some(teller));
     let balancers = balancers.filter_map(|heard| std::future::ready(heard.map(|one| Some(slim(one)))));
-    let teller = cluster.teller("the pools of addresses cannot be read, and may be old");
+    let teller = cluster.teller("the pools of addresses cannot be read, and may be stale");
     let pools = follow(pools, Selector::default(), Some(teller));
     missing.chain(stream::select(balancers.map(Told::Balancers), pools.map(Told::Pools))).boxed()
 }

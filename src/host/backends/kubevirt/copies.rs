@@ -24,7 +24,8 @@ use crate::supervise::Scope;
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
 /// What is said before all claims and storage classes have been read.
-pub const UNREAD: &str = "the claims and storage classes of the cluster have not been read yet; guestctl doctor says what is in the way";
+pub const UNREAD: &str =
+    "the claims and storage classes of the cluster have not been read yet; guestctl doctor shows why";
 
 /// Namespace, which may be empty, and name.
 type Key = (String, String);
@@ -98,11 +99,10 @@ impl Copies {
         let tasks = Scope::new();
         let ours = Selector { labels: Some(format!("{}={}", OURS.0, OURS.1)), ..Selector::default() };
         let claims = Api::<PersistentVolumeClaim>::all(cluster.client());
-        let teller =
-            cluster.teller("the claims of volumes cannot be read, and what is listed of them may be old");
+        let teller = cluster.teller("the claims of volumes cannot be read, and their list may be stale");
         let claims = copy(&tasks, follow(claims, ours, Some(teller)), claims::volume);
         let classes = Api::<StorageClass>::all(cluster.client());
-        let teller = cluster.teller("the storage classes of the cluster cannot be read, and may be old");
+        let teller = cluster.teller("the storage classes of the cluster cannot be read, and may be stale");
         let classes =
             copy(&tasks, follow(classes, Selector::default(), Some(teller)), |one| Some(class(one)));
         Self { claims, classes, _tasks: tasks }

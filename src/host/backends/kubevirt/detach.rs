@@ -93,7 +93,7 @@ impl Claims {
 
 /// Something of a volume is still where it is to be taken away; in words what, for the host.
 pub(super) fn still_held(detail: String) -> VolumeError {
-    VolumeError::Waiting { words: "the host cluster has not let go of the volume yet".to_owned(), detail }
+    VolumeError::Waiting { words: "the host cluster has not released the volume yet".to_owned(), detail }
 }
 
 /// Whether a guest may run in a VM, as its run says.

@@ -30,7 +30,7 @@ pub fn way(installed: &[KubeVirt]) -> Result<Way, String> {
         return Err(match installed {
             [] => "there is no KubeVirt object in the host cluster: is KubeVirt installed?".to_owned(),
             several => {
-                format!("there are {} KubeVirt objects in the host cluster, and may be one", several.len())
+                format!("there are {} KubeVirt objects in the host cluster instead of one", several.len())
             }
         });
     };
@@ -46,7 +46,7 @@ pub fn way(installed: &[KubeVirt]) -> Result<Way, String> {
     Err(format!(
         "hot-plug is turned off in KubeVirt {}: add the feature gate {DECLARATIVE}, or {SUBRESOURCE} for an older version, to \
          spec.configuration.developerConfiguration.featureGates of the KubeVirt object",
-        version.unwrap_or("(of unknown version)")
+        version.unwrap_or("(unknown version)")
     ))
 }
 

@@ -146,7 +146,7 @@ impl Claims {
                 let Claim { namespace, name } = &read.claim;
                 let why = self.cluster.warning(namespace, "PersistentVolumeClaim", name).await;
                 let why = why.unwrap_or_else(|| {
-                    "nothing is said of why; a storage class that waits for the first pod never binds it"
+                    "no reason is given; a storage class that waits for the first pod never binds it"
                         .to_owned()
                 });
                 return Err(VolumeError::Waiting {
@@ -163,7 +163,7 @@ impl Claims {
 fn unknown(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
     let Claim { namespace, name } = claim;
     let lacks = claims::lacks(object);
-    VolumeError::Damaged(format!("the claim {namespace}/{name} has lost {lacks}; put that back"))
+    VolumeError::Damaged(format!("the claim {namespace}/{name} has lost {lacks}; restore it"))
 }
 
 #[tonic::async_trait]
@@ -229,7 +229,7 @@ impl Volumes for Claims {
                 Ok(volume)
             }
             _ => Err(VolumeError::Refused(format!(
-                "there is a claim {}/{} in the host cluster already, which is not this volume's",
+                "the host cluster already has a claim {}/{}, which is not that of this volume",
                 claim.namespace, claim.name
             ))),
         }
@@ -287,7 +287,7 @@ impl Volumes for Claims {
                 let Claim { namespace, name } = &read.claim;
                 let why = self.cluster.warning(namespace, "PersistentVolumeClaim", name).await;
                 return Err(VolumeError::Waiting {
-                    words: "the host cluster has not made the volume larger yet".to_owned(),
+                    words: "the host cluster has not expanded the volume yet".to_owned(),
                     detail: format!("{namespace}/{name}: {}", why.unwrap_or_default()),
                 });
             }
@@ -298,7 +298,7 @@ impl Volumes for Claims {
     async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError> {
         let read = self.bound(id).await?;
         if read.volume.sharers.is_some() {
-            return Err(VolumeError::Refused(format!("the volume {id} is a share, and never plugged")));
+            return Err(VolumeError::Refused(format!("the volume {id} is a share, which cannot be plugged")));
         }
         let before = read.volume.published.clone();
         if before.as_ref().is_some_and(|before| before.uuid != published.uuid) {
@@ -464,7 +464,7 @@ impl Volumes for Claims {
     }
 
     fn out_of_turn(&self) -> Option<&'static str> {
-        let words = "this replica of the controller does not lead; ask the one that the Lease guestlet-controller names";
+        let words = "this replica of the controller is not the leader; ask the one that the Lease guestlet-controller names";
         (!self.cluster.is_changeable()).then_some(words)
     }
 

@@ -39,17 +39,17 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// Why a conversation with QEMU ended.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("QEMU is not there")]
+    #[error("QEMU is not running")]
     Absent(#[source] io::Error),
-    #[error("the QMP socket has not been there yet")]
+    #[error("the QMP socket has not appeared yet")]
     NeverSeen(#[source] io::Error),
-    #[error("the QMP socket is taken: another client waits for it")]
+    #[error("the QMP socket is busy: another client is waiting for it")]
     Taken(#[source] io::Error),
     #[error("the QMP socket cannot be used")]
     Unusable(#[source] io::Error),
     #[error("QEMU has ended")]
     Ended,
-    #[error("QEMU closed its QMP socket before it said how the VM is")]
+    #[error("QEMU closed its QMP socket before reporting the VM's state")]
     Closed,
     #[error("the connection to QEMU broke")]
     Broken(#[source] io::Error),
@@ -61,7 +61,7 @@ enum Error {
     Malformed(#[from] qmp::MalformedLine),
     #[error("QEMU refused a command: {class}: {description}")]
     Refused { class: String, description: String },
-    #[error("QEMU returned something else than its status")]
+    #[error("QEMU returned something other than its status")]
     Status(#[source] serde_json::Error),
     #[error("nobody wants to know")]
     Unwanted,
@@ -155,7 +155,7 @@ impl Problem {
     fn log(&mut self, vm: &str, path: &Path, error: &Error) {
         if self.is_new(error) {
             let error: &dyn std::error::Error = error;
-            tracing::warn!(vm, path = %path.display(), error, "QEMU does not say whether the VM runs");
+            tracing::warn!(vm, path = %path.display(), error, "QEMU does not report whether the VM is running");
         }
     }
 }
@@ -450,13 +450,13 @@ mod tests {
             link::new(Arc::new(Half::new("host".into()))).1,
         ));
         let quiet = Duration::from_millis(300);
-        assert!(problem(&mut told).await.contains("has not been there yet"));
+        assert!(problem(&mut told).await.contains("has not appeared yet"));
         assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "it is told once");
 
         // A backlog of 0 takes one client; the next finds it full (EAGAIN).
         let listener = crowded(&path);
         let other = std::os::unix::net::UnixStream::connect(&path).unwrap();
-        assert!(problem(&mut told).await.contains("the QMP socket is taken"));
+        assert!(problem(&mut told).await.contains("the QMP socket is busy"));
         drop((listener, other));
         assert_eq!(told.recv().await.unwrap(), power(PowerState::Off), "nobody serves it");
         std::fs::remove_file(&path).unwrap();

@@ -39,14 +39,14 @@ impl Desk {
         }
         tracing::warn!(
             cluster,
-            "the settings have had no VM of the cluster for {} s, so its {} load balancers are given back",
+            "the settings have had no VM of the cluster for {} s, so its {} load balancers are released",
             after.as_secs(),
             uids.len()
         );
         for uid in uids {
             // It is tried again with the next tick.
             if let Err(problem) = self.release(cluster, &uid).await {
-                tracing::warn!(cluster, "a load balancer cannot be given back: {problem}");
+                tracing::warn!(cluster, "cannot release a load balancer: {problem}");
             }
         }
     }

@@ -48,7 +48,7 @@ impl Desk {
                     Some(instance) => Found::There(Box::new(instance)),
                     // Settings do not prove that a VM exists no more: its table may be on another host by now.
                     None => {
-                        Found::Unknown("the settings of this host have no such VM of this cluster".to_owned())
+                        Found::Unknown("this cluster has no such VM in the settings of this host".to_owned())
                     }
                 };
                 drop(reply.send(Ok(found)));
@@ -170,8 +170,8 @@ impl Desk {
         for (id, damaged) in self.book.damaged() {
             let file = self.parts.state_dir.join(format!("{id}.json"));
             let what = match damaged.addresses {
-                Some(_) => "its addresses are kept from everybody",
-                None => "no address is given to anybody as long as it is there",
+                Some(_) => "its addresses stay reserved",
+                None => "no address is assigned as long as it exists",
             };
             problems.push(format!(
                 "the record {} cannot be used: {}; {what}",

@@ -89,7 +89,7 @@ impl Desk {
             return Ok(());
         }
         Err(Problem::Exhausted(format!(
-            "the cluster has {MOST_CHECKS} load balancers with health checks, which is the most"
+            "the cluster has {MOST_CHECKS} load balancers with health checks, which is the limit"
         )))
     }
 
@@ -133,7 +133,7 @@ impl Desk {
         }
         self.show(&cluster, &id);
         let shown = self.cluster(&cluster).balancers.get(&id).cloned();
-        shown.ok_or_else(|| Problem::Unavailable("the load balancer is being given back".to_owned()))
+        shown.ok_or_else(|| Problem::Unavailable("the load balancer is being released".to_owned()))
     }
 
     /// Gives back what a Service has. Success also if it has nothing.
@@ -223,5 +223,5 @@ fn told_of(before: &Record, now: &Record, failure: Option<&Failure>) {
 fn told_of_release(record: &Record) {
     let Service { namespace, name, .. } = &record.service;
     let cluster = &record.cluster;
-    tracing::info!(cluster, service = format!("{namespace}/{name}"), "load balancer given back");
+    tracing::info!(cluster, service = format!("{namespace}/{name}"), "load balancer released");
 }

@@ -35,7 +35,7 @@ impl Desk {
             None => {}
             Some(Err(problem)) => {
                 if self.store.as_ref().is_none_or(|known| known.as_ref().err() != Some(&problem)) {
-                    tracing::error!("no load balancer can be made: {problem}");
+                    tracing::error!("load balancers cannot be created: {problem}");
                 }
                 self.store = Some(Err(problem));
             }
@@ -49,8 +49,8 @@ impl Desk {
         self.marked = marked;
         for (id, damaged) in self.book.damaged() {
             let what = match &damaged.addresses {
-                Some(_) => "its addresses are kept from everybody",
-                None => "which addresses it holds is not known, so none is given to anybody",
+                Some(_) => "its addresses stay reserved",
+                None => "it is not known which addresses it holds, so no address is assigned",
             };
             let (file, problem) = (store.file(id), &damaged.problem);
             tracing::error!(
@@ -58,7 +58,7 @@ impl Desk {
                 file.display()
             );
         }
-        tracing::info!(count = read.len(), "load balancers of before");
+        tracing::info!(count = read.len(), "earlier load balancers");
         for id in read {
             let Some(record) = self.book.get(&id).filter(|record| record.is_kept()) else { continue };
             self.of_before.insert(id.clone());
@@ -91,7 +91,7 @@ impl Desk {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(id = record.id, %error, "a load balancer cannot be written down");
+                tracing::error!(id = record.id, %error, "cannot record a load balancer");
                 self.book.doubt(&record);
                 Err(Problem::Unavailable("the host cannot write its load balancers now".to_owned()))
             }
@@ -138,7 +138,7 @@ impl Desk {
         let Ok(store) = self.store().await else { return false };
         let written = marked.clone();
         if let Err(error) = blocking::run(move || store.mark(written.as_ref())).await {
-            tracing::error!(%error, "cannot note what is forwarded; nothing else is until that is done");
+            tracing::error!(%error, "cannot record what is forwarded; nothing else is forwarded until that is done");
             return false;
         }
         self.marked = marked;

@@ -100,12 +100,12 @@ impl Desk {
         if let Some(primary) = self.book.shared_by(record)
             && primary.met.as_ref().is_some_and(|of| of.announcing != met.announcing)
         {
-            let words = "the address that it shares is announced by another means by now";
+            let words = "the address that it shares is now announced by other means";
             return Some(Failure::new("AnnouncingDiffers", words));
         }
         let is_host = met.announcing == Announcing::Host;
         if is_host && !self.settings.forwards() {
-            return Some(Failure::new("NoPool", "the host has no pool any more that it forwards from"));
+            return Some(Failure::new("NoPool", "the host no longer has a pool that it forwards from"));
         }
         // The settings, or the address that it shares, may be others than when it got what it has.
         if let Some(Err(failure)) =
@@ -116,7 +116,7 @@ impl Desk {
         let in_force = self.parts.in_force.borrow();
         let is_awaited = self.awaited.contains_key(&record.id) || self.first_nodes.contains_key(&record.id);
         if is_host && is_awaited && in_force.problem.is_some() {
-            let words = "the host cannot forward now; its administrator is told why";
+            let words = "the host cannot forward now; its log says why";
             return Some(Failure::new("ForwardingFailed", words));
         }
         None

@@ -41,8 +41,8 @@ const AGAIN: Duration = Duration::from_secs(5);
 const NO_DEVICE: i32 = 19;
 
 /// Advice, whatever nft(8) says, where the privilege is missing.
-const UNPRIVILEGED: &str = "guestlet-host has no privilege over the host's network (CAP_NET_ADMIN); the drop-in forwarding.conf \
-                            among its examples gives it that";
+const UNPRIVILEGED: &str =
+    "guestlet-host lacks the privilege CAP_NET_ADMIN; its example drop-in forwarding.conf grants it";
 
 /// A plan, and how many there were before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl Forwarder {
                     self.told.send_modify(|told| told.repaired += 1);
                     if !std::mem::replace(&mut self.is_said, true) {
                         tracing::warn!(
-                            "somebody else has changed or removed the nftables table inet {}; it is written anew, \
+                            "somebody else has changed or removed the nftables table inet {}; it is restored, \
                              whenever that happens",
                             rules::TABLE
                         );
@@ -216,13 +216,16 @@ impl Forwarder {
             Ok(count) => {
                 self.stale.clear();
                 if count > 0 {
-                    tracing::debug!(count, "flows to what is not forwarded any more are forgotten");
+                    tracing::debug!(
+                        count,
+                        "removed connection tracking entries of what is no longer forwarded"
+                    );
                 }
                 Ok(())
             }
-            Err(error) => {
-                Err(format!("cannot have the kernel forget flows to what is not forwarded any more: {error}"))
-            }
+            Err(error) => Err(format!(
+                "cannot remove connection tracking entries of what is no longer forwarded: {error}"
+            )),
         }
     }
 
@@ -307,7 +310,7 @@ fn kernel_forwards(plan: &Plan, root: &Root) -> Result<(), String> {
     let checked = |family: &str, setting: &str, forwards: io::Result<bool>| match forwards {
         Ok(true) => Ok(()),
         Ok(false) => Err(format!(
-            "this host's kernel forwards no packets of {family}, so that nodes can be reached from the host alone; set \
+            "this host's kernel does not forward {family}, so nodes can only be reached from the host itself; set \
              {setting}=1, in a file of /etc/sysctl.d for the next boots"
         )),
         Err(error) => Err(format!("cannot read whether this host's kernel forwards {family}: {error}")),

@@ -93,7 +93,7 @@ impl Registry {
             Err(why) => {
                 tracing::warn!(
                     namespace,
-                    "it is not known whether clusters have VMs, so what they have stays: {why}"
+                    "it is not known whether clusters still have VMs, so their load balancers stay: {why}"
                 );
                 return;
             }
@@ -124,7 +124,7 @@ impl Registry {
             .collect();
         tracing::warn!(
             cluster,
-            "no VM of the cluster has existed for {} s, so its {} load balancers are given back",
+            "no VM of the cluster has existed for {} s, so its {} load balancers are released",
             after.as_secs(),
             left.len()
         );

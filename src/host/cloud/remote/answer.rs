@@ -74,7 +74,7 @@ impl Registry {
         if self.members.is_complete() {
             return Ok(());
         }
-        let words = "the API of the host cluster has not told of all its VMs yet; repeat the call";
+        let words = "the VMs of the host cluster have not all been read yet; repeat the call";
         Err(Problem::Unavailable(words.to_owned()))
     }
 
@@ -117,7 +117,7 @@ impl Registry {
         let problems = match self.balancers.standing {
             Standing::There => Vec::new(),
             Standing::Unknown => {
-                vec!["the API of the host cluster has not told of its load balancers yet".to_owned()]
+                vec!["the load balancers of the host cluster have not been read yet".to_owned()]
             }
             Standing::Missing => vec![MISSING.to_owned()],
         };
@@ -151,7 +151,7 @@ impl Registry {
                 Ok(Found::Unknown("a VM with this identifier is not one of this cluster".to_owned()))
             }
             Err(why) => {
-                tracing::warn!(cluster, uid, "it cannot be said whether a VM exists: {why}");
+                tracing::warn!(cluster, uid, "cannot tell whether a VM exists: {why}");
                 let words =
                     "the API of the host cluster cannot say now whether there is such a VM; repeat the call";
                 Err(Problem::Unavailable(words.to_owned()))
@@ -168,6 +168,6 @@ const MISSING: &str = "the host cluster gives no addresses to load balancers: it
 
 /// It is not known which load balancers there are.
 fn unknown() -> Problem {
-    let words = "the API of the host cluster has not told of all load balancers yet; repeat the call";
+    let words = "the load balancers of the host cluster have not all been read yet; repeat the call";
     Problem::Unavailable(words.to_owned())
 }

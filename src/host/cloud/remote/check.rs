@@ -51,7 +51,7 @@ impl Ground<'_> {
         }
         let Address::Has(address, pool) = address else { return Ok(()) };
         if !is_global(address) {
-            let words = format!("the host has given it {address}, by which nobody can be reached");
+            let words = format!("the host has given it {address}, which is unusable");
             return Err(Doubt::Refused(Failure::new("AddressUnusable", words)));
         }
         if pool.is_empty() {
@@ -85,7 +85,7 @@ fn foreign(object: &Object, network: &str) -> Doubt {
         "an address of a network that the cluster's VMs are not attached to"
     );
     let words = "the host has given it an address of a network that no VM of this cluster is attached to, so it is not used; attach \
-                 the VMs to a network that the host has a pool (IPPool) for, or ask for one, and make the Service anew";
+                 the VMs to a network that the host has a pool (IPPool) for, or ask for one, and recreate the Service";
     Doubt::Refused(Failure::new("NetworkNotOfCluster", words))
 }
 
@@ -99,7 +99,7 @@ fn differs(object: &Object, asked: &str, network: &str) -> Doubt {
     );
     let words = format!(
         "the host has given it an address of another network than {asked:?}, so it is not used; the host needs a pool (IPPool) \
-         of that network for this cluster, and the Service has to be made anew"
+         of that network for this cluster, and the Service has to be recreated"
     );
     Doubt::Refused(Failure::new("NetworkDiffers", words))
 }

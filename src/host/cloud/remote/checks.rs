@@ -243,8 +243,7 @@ mod tests {
             let words = failing.iter().map(|one| format!("{} {}", one.vm_name, one.problem));
             (healthy, words.collect::<Vec<_>>().join("; "))
         };
-        let mute =
-            "ns/mute its agent has not told the result of the health check yet; ns/paused the VM is paused";
+        let mute = "ns/mute its agent has not reported the result of the health check yet; ns/paused the VM is paused";
         assert_eq!(told(&probes), (1, format!("ns/bad refused; {mute}")));
         // What takes no traffic is not looked at, such as a Node that is excluded from load balancers.
         probes.set_backends("u", vec!["good".into(), "paused".into()]);
@@ -255,7 +254,7 @@ mod tests {
         probes.forget("good");
         assert_eq!(told(&probes).0, 0);
         tokio::time::advance(STALE).await;
-        assert!(told(&probes).1.contains("ns/bad its agent does not tell results"));
+        assert!(told(&probes).1.contains("ns/bad its agent no longer reports results"));
     }
 
     #[test]

@@ -245,13 +245,19 @@ impl Registry {
         let guests = follow(
             Api::<Guest>::all(client.clone()),
             Selector::default(),
-            Some(self.api.teller("the guests' objects cannot be read, and names of their Nodes may be old")),
+            Some(
+                self.api
+                    .teller("the guests' objects cannot be read, and the names of their Nodes may be stale"),
+            ),
         );
-        let hosts = follow(
-            Api::<Labelled>::all(client),
-            Selector::default(),
-            Some(self.api.teller("the Nodes of the cluster cannot be read, and where guests are may be old")),
-        );
+        let hosts =
+            follow(
+                Api::<Labelled>::all(client),
+                Selector::default(),
+                Some(self.api.teller(
+                    "the Nodes of the cluster cannot be read, and the locations of guests may be stale",
+                )),
+            );
         let host = |heard: Heard<Labelled>| std::future::ready(heard.map(Host::of).map(Beside::Host));
         let report = |heard: Heard<Guest>| std::future::ready(heard.map(Report::of).map(Beside::Report));
         stream::select(guests.filter_map(report), hosts.filter_map(host))

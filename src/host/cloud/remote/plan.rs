@@ -85,7 +85,7 @@ impl Plan<'_> {
     pub fn ensure(&self, service: &Service, wanted: &Wanted) -> Result<Step, Refusal> {
         let own = self.balancers.own(self.cluster, service);
         if own.is_some_and(|own| own.is_going() && wanted.share.is_none()) {
-            let words = "its load balancer on the host is being deleted, and is made anew when that is done";
+            let words = "its load balancer on the host is being deleted, and is created again after that";
             return Err(Failure::new("BeingReleased", words).into());
         }
         // Also of one that shares another's address from now on: it may want its own again.
@@ -134,11 +134,11 @@ impl Plan<'_> {
 
     fn own(&self, own: Option<&Object>, service: &Service, wanted: &Wanted) -> Result<Step, Refusal> {
         if wanted.all_families && wanted.families.len() > 1 {
-            let words = "a load balancer of this host has one address, and not one of each family";
+            let words = "a load balancer of this host has one address, not one of each family";
             return Err(Failure::new("FamilyMissing", words).into());
         }
         if wanted.ipam == Ipam::Dhcp && !wanted.families.contains(&Family::Ipv4) {
-            let words = "an address by DHCP is one of IPv4";
+            let words = "an address from DHCP is an IPv4 address";
             return Err(Failure::new("FamilyMissing", words).into());
         }
         let shared = self.balancers.shared(self.cluster, &service.uid);
@@ -159,7 +159,7 @@ impl Plan<'_> {
         if let (Address::Has(address, _), Some(asked)) = (own.address(), wanted.addresses.first())
             && address != *asked
         {
-            let words = format!("it has {address}, which stays; delete the Service and make it again");
+            let words = format!("it has {address}, which stays; delete the Service and create it again");
             return Err(Failure::new("AddressDiffers", words).into());
         }
         if let Some(patch) = own.want(service, wanted) {
@@ -188,7 +188,7 @@ impl Plan<'_> {
                 return Ok(Step::Change(other.id(), object::share(&sharers)));
             }
             None if has >= MOST_SHARERS => {
-                let words = format!("{MOST_SHARERS} Services share that address, which is the most");
+                let words = format!("{MOST_SHARERS} Services share that address, which is the limit");
                 return Err(Failure::new("TooManySharers", words).into());
             }
             None => {
@@ -223,7 +223,7 @@ impl Plan<'_> {
             return Ok(());
         }
         let words =
-            format!("the cluster has {MOST_CHECKS} load balancers with health checks, which is the most");
+            format!("the cluster has {MOST_CHECKS} load balancers with health checks, which is the limit");
         Err(Refusal::Problem(Problem::Exhausted(words)))
     }
 
@@ -285,7 +285,7 @@ fn without(object: &Object, uid: &str) -> Step {
 fn readable(object: &Object) -> Result<&[Sharer], Failure> {
     object.sharers.as_deref().ok_or_else(|| {
         let words = format!(
-            "who shares the address cannot be read from the LoadBalancer {} of the host (guestlet.io/sharers)",
+            "cannot read who shares the address from the LoadBalancer {} of the host (guestlet.io/sharers)",
             object.name()
         );
         Failure::new("SharersUnreadable", words)

@@ -19,7 +19,10 @@ use crate::wire::proto::v1;
 /// If there is none.
 pub fn of(plan: &Plan<'_>, service: &Service, wanted: &Wanted, asked: IpAddr) -> Result<String, Failure> {
     let Some(pools) = &plan.balancers.pools else {
-        return Err(Failure::new("PoolsUnknown", "the host does not know its pools of addresses yet"));
+        return Err(Failure::new(
+            "PoolsUnknown",
+            "the pools of addresses of the host have not been read yet",
+        ));
     };
     let (namespace, label) = plan.cluster.split_once('/').unwrap_or_default();
     let fits = |pool: &&Pool| {

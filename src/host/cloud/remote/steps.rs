@@ -363,7 +363,7 @@ impl Registry {
 /// The API server did not answer, or not with what was asked for. What it says of itself is no guest's business.
 fn unasked(cluster: &str, error: &VolumeError) -> Problem {
     tracing::warn!(cluster, "load balancers: {}", text::chain(error));
-    Problem::Unavailable("the API of the host cluster cannot be asked now; repeat the call".to_owned())
+    Problem::Unavailable("the API of the host cluster cannot be reached now; repeat the call".to_owned())
 }
 
 impl Step {
@@ -381,7 +381,7 @@ impl Step {
             Self::Done => "as it is",
             Self::Make(_) => "made",
             Self::Change(..) => "changed",
-            Self::Remove(_) => "given back",
+            Self::Remove(_) => "released",
         }
     }
 }

@@ -45,7 +45,7 @@ pub fn message(
         (told.reason, told.message) = match is_left {
             Some(own) => ("NotTakenUp".to_owned(), not_taken_up(own)),
             None => {
-                ("Releasing".to_owned(), "it is given back as soon as the host has taken it up".to_owned())
+                ("Releasing".to_owned(), "it is released as soon as the host has processed it".to_owned())
             }
         };
     }
@@ -108,7 +108,7 @@ fn standing(ground: Ground<'_>, object: &Object, wanted: Option<&Wanted>) -> Sta
         }
     };
     if object.is_going() {
-        return (State::Releasing, "Releasing", "it is being given back".to_owned(), addresses);
+        return (State::Releasing, "Releasing", "it is being released".to_owned(), addresses);
     }
     match ground.check(object) {
         Ok(()) => {}
@@ -120,10 +120,10 @@ fn standing(ground: Ground<'_>, object: &Object, wanted: Option<&Wanted>) -> Sta
     }
     let (state, reason, message) = match address {
         Address::None(None) => {
-            (State::Pending, "Pending", "the host has not given it an address yet".to_owned())
+            (State::Pending, "Pending", "the host has not assigned an address yet".to_owned())
         }
         Address::None(Some(why)) => {
-            let words = format!("the host gives it no address: {}", text::clean_words(&why));
+            let words = format!("the host has assigned no address: {}", text::clean_words(&why));
             (State::Failed, "AddressNotAllocated", words)
         }
         Address::Has(address, _) if wanted.is_some_and(|wanted| is_another(wanted, address)) => {

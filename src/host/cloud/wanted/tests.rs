@@ -30,13 +30,13 @@ fn what_contradicts_itself_is_refused_by_the_name_of_its_field() {
     refused(|one| one.service.as_mut().unwrap().name = "../x".into(), "service.name");
     refused(|one| one.service.as_mut().unwrap().namespace = "x".repeat(64), "service.namespace");
     refused(|one| one.announcing = 0, "announcing is missing");
-    refused(|one| one.families = vec![], "families has to name");
+    refused(|one| one.families = vec![], "families must have");
     refused(|one| one.families = vec![1, 1], "IPv4 twice");
     refused(|one| one.families = vec![1, 9], "families");
     refused(|one| one.addresses = vec!["::1".into()], "families does not have IPv6");
     refused(|one| one.addresses = vec!["192.0.2.1".into(), "192.0.2.2".into()], "more than one of IPv4");
-    refused(|one| one.addresses = vec!["example.com".into()], "is no IP address");
-    refused(|one| one.ports = vec![], "ports has to have");
+    refused(|one| one.addresses = vec!["example.com".into()], "is not an IP address");
+    refused(|one| one.ports = vec![], "ports must have");
     refused(|one| one.ports = vec![tcp(80, 1), tcp(80, 2)], "TCP 80 twice");
     refused(|one| one.ports = vec![tcp(0, 1)], "ports.port = 0");
     refused(|one| one.ports[0].protocol = "tcp".into(), "is not TCP");
@@ -69,7 +69,7 @@ fn what_contradicts_itself_is_refused_by_the_name_of_its_field() {
             one.share_with.clone_from(&one.service);
             one.addresses = vec!["192.0.2.1".into()];
         },
-        "cannot be asked for",
+        "cannot be requested",
     );
 }
 

@@ -45,7 +45,7 @@ pub enum CaError {
     /// What is in the Secret is none. Nobody makes a new one by himself: all nodes would have to be asked for their tokens again,
     /// and whoever damaged it should be known.
     #[error(
-        "the Secret {0} has no usable CA: {1}; delete it, and a new one is made to which nodes change by themselves"
+        "the Secret {0} has no usable CA: {1}; delete it, and a new one is created, which nodes adopt by themselves"
     )]
     Damaged(String, String),
     /// The API server does not give it.
@@ -66,7 +66,7 @@ pub enum SignError {
     #[error("the request for a certificate is refused: {0}")]
     Request(#[from] BadRequest),
     /// Its name cannot stand in one.
-    #[error("{0:?} is no name of a Node")]
+    #[error("{0:?} is not a name of a Node")]
     Name(String),
     /// No certificate can be made.
     #[error("cannot make a certificate")]

@@ -20,7 +20,7 @@ const HEAD: [u8; 26] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
     /// It cannot be read.
-    #[error("it is no certification request (PKCS #10, DER)")]
+    #[error("it is not a certification request (PKCS #10, DER)")]
     Unreadable,
     /// It is about another kind of key.
     #[error("its key is not one of ECDSA with P-256")]

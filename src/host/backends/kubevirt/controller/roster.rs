@@ -68,13 +68,13 @@ impl Roster {
         let wanted = follow(
             Api::<Wanted>::all(client.clone()),
             all(),
-            teller("the VirtualMachines of the cluster cannot be read, and what is known of them may be old"),
+            teller("the VirtualMachines of the cluster cannot be read; what is known of them may be stale"),
         );
         let runs = follow(
             Api::<Seen>::all(client.clone()),
             all(),
             teller(
-                "the VirtualMachineInstances of the cluster cannot be read, and what is known of them may be old",
+                "the VirtualMachineInstances of the cluster cannot be read; what is known of them may be stale",
             ),
         );
         let vm = |kind| move |heard: Option<_>| std::future::ready(heard.map(|heard| News::Vm(kind, heard)));

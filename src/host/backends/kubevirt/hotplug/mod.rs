@@ -116,11 +116,11 @@ impl Hotplug {
         released: Released,
     ) -> Result<(), VolumeError> {
         let Some((namespace, name)) = vm.split_once('/') else {
-            return Err(VolumeError::Refused(format!("{vm:?} is no VM of a namespace")));
+            return Err(VolumeError::Refused(format!("{vm:?} is not a VM of a namespace")));
         };
         if namespace != disk.claim.namespace {
             return Err(VolumeError::Refused(format!(
-                "the claim is in the namespace {}, and the VM {vm} is not: KubeVirt plugs no claim of another namespace",
+                "the claim is in the namespace {}, but the VM {vm} is not: KubeVirt cannot plug a claim of another namespace",
                 disk.claim.namespace
             )));
         }

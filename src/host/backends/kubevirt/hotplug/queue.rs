@@ -141,7 +141,7 @@ impl Queue {
         let open = Open { order, since: Instant::now(), withdrawn: None };
         if let Some(before) = self.open.insert(name, open) {
             // One at a time works on a volume; who waited for this one has gone.
-            let words = "something else is wanted of this volume now".to_owned();
+            let words = "another request for this volume has replaced this one".to_owned();
             drop(before.order.answer.send(Err(VolumeError::Unavailable(words))));
         }
     }
@@ -149,7 +149,7 @@ impl Queue {
     fn answer(&mut self, name: &str, outcome: Result<(), VolumeError>) {
         if let Some(open) = self.open.remove(name) {
             let outcome = match (outcome, open.withdrawn) {
-                (Ok(()), Some(why)) => Err(stuck(&why, "it was taken out of the VM again")),
+                (Ok(()), Some(why)) => Err(stuck(&why, "it was removed from the VM again")),
                 (outcome, _) => outcome,
             };
             // Who waited may have gone.
@@ -296,7 +296,7 @@ impl Queue {
                 vm = format!("{}/{}", self.place.0, self.place.1),
                 volume = name,
                 why,
-                "a volume does not get into a VM, and is taken out again"
+                "a volume cannot be plugged into a VM, and is removed again"
             );
             if let Some(open) = self.open.get_mut(&name) {
                 open.order.wish = Wish::Unplug;
@@ -334,21 +334,21 @@ impl Queue {
                 let (namespace, name) = &self.place;
                 let _ = write!(
                     why,
-                    "the VM has not started (its VirtualMachineInstance is {phase}), and KubeVirt changes none of its volumes before \
-                     it has; if it does not start, a volume that does not come may keep it from that: \
+                    "the VM has not started (its VirtualMachineInstance is {phase}), and KubeVirt changes \
+                     none of its volumes before that; if it does not start, a missing volume may be the cause: \
                      kubectl --namespace {namespace} delete virtualmachineinstance {name} starts it with the volumes that its spec \
                      lists now"
                 );
             } else if blockers.is_empty() {
-                why.push_str("KubeVirt does not get on with it");
+                why.push_str("KubeVirt makes no progress with it");
             } else {
-                why.push_str("KubeVirt carries one set of volumes at a time, and ");
+                why.push_str("KubeVirt processes one set of volumes at a time, and ");
             }
             why.push_str(&blockers.join(", and "));
             let before = self.open.get(&name).and_then(|open| open.withdrawn.clone());
             let outcome = match before {
-                Some(before) => stuck(&before, &format!("it could not be taken out again: {why}")),
-                None => stuck(&why, "it is tried again when the call is repeated"),
+                Some(before) => stuck(&before, &format!("it could not be removed again: {why}")),
+                None => stuck(&why, "repeat the call to try again"),
             };
             self.answer(&name, Err(outcome));
         }
@@ -447,6 +447,6 @@ async fn last(orders: &mut mpsc::Receiver<Order>) -> Option<Order> {
 }
 
 fn stuck(why: &str, then: &str) -> VolumeError {
-    let words = "the host cluster does not get the volume into the VM, or out of it, in time".to_owned();
+    let words = "the host cluster has not plugged or unplugged the volume in time".to_owned();
     VolumeError::Waiting { words, detail: format!("{why}; {then}") }
 }

@@ -21,7 +21,7 @@ pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<
         // Who asks looks for himself who holds it now.
         Wish::Unplug if is_other => return Some(Ok(())),
         Wish::Plug if is_other => {
-            return refused("the VM was made again under the same name; ask again".to_owned());
+            return refused("the VM was recreated under the same name; repeat the call".to_owned());
         }
         Wish::Unplug | Wish::Plug => {}
     }
@@ -29,13 +29,13 @@ pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<
         seen.listed(&name).and_then(|volume| volume.claim()).filter(|claim| *claim != order.disk.claim.name)
     {
         return refused(format!(
-            "the VM lists a volume {name} that is made of another claim, {other}; take it out of the VM's spec"
+            "the VM lists a volume {name} that uses another claim, {other}; remove it from the VM's spec"
         ));
     }
     let is_fixed =
         |volume: &Volume| !volume.persistent_volume_claim.as_ref().is_some_and(|it| it.hotpluggable);
     if order.disk.as_is && seen.listed(&name).is_some_and(is_fixed) {
-        return refused(format!("the volume {name} is a fixed part of the VM, and is not taken out of it"));
+        return refused(format!("the volume {name} is a fixed part of the VM, and is not removed from it"));
     }
     let listed = seen.vm.spec.template.spec.volumes.iter().map(|one| (&one.name, one.claim()));
     let coming = seen.vm.asked_for().map(|one| (&one.name, one.volume_source.claim()));
@@ -45,7 +45,8 @@ pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<
         && order.wish == Wish::Plug
     {
         return refused(format!(
-            "the VM lists the claim {} already, as a volume {other} that guestlet has not plugged; take that out of the VM's spec",
+            "the VM lists the claim {} already, as a volume {other} that guestlet has not plugged; remove it \
+             from the VM's spec",
             order.disk.claim.name
         ));
     }
@@ -69,8 +70,8 @@ pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<
     let strategy = seen.vm.spec.update_volumes_strategy.as_deref();
     if strategy == Some(MIGRATION) && seen.instance.is_some() && !is_so {
         return refused(format!(
-            "the VM's spec.updateVolumesStrategy is {MIGRATION}, with which KubeVirt plugs and unplugs nothing while the VM runs; \
-             take it out of the VM's spec"
+            "the VM's spec.updateVolumesStrategy is {MIGRATION}, with which KubeVirt plugs and unplugs \
+             nothing while the VM runs; remove it from the VM's spec"
         ));
     }
     if order.wish == Wish::Unplug
@@ -104,14 +105,14 @@ fn must_be_asked(seen: &Seen, order: &Order, released: Duration) -> Option<&'sta
     // KubeVirt takes away nothing before the guest runs, which finds the disk, and may mount it without its agent.
     if seen.waits_to_start().is_some() {
         return Some(
-            "the VM is starting with the volume, which another program than guestlet has plugged, and its guest cannot be asked for it \
-             yet; repeat the call",
+            "the VM is starting with the volume, which a program other than guestlet has plugged, and its \
+             guest cannot be asked for it yet; repeat the call",
         );
     }
     let is_old = order.released.at.is_none_or(|at| at.elapsed() >= released);
     is_old.then_some(
-        "the guest released the volume, which another program than guestlet has plugged, too long ago to be sure of it: other changes \
-         of the VM's volumes came first; repeat the call",
+        "the guest released the volume, which a program other than guestlet has plugged, too long ago to rely \
+         on: the VM's volumes were changed in between; repeat the call",
     )
 }
 

@@ -26,7 +26,7 @@ const READY: &str = "Ready";
 /// The phase of a run whose domain runs.
 const RUNNING: &str = "Running";
 /// What the status of a volume says that is not in it.
-const UNSAID: &str = "nothing is said of it";
+const UNSAID: &str = "no details are given";
 
 /// Where a volume is on its way.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Stage {
     pub fn words(&self) -> String {
         match self {
             Self::Absent => "is not in the VM".to_owned(),
-            Self::Handed => "is to be attached, and KubeVirt has not taken it up".to_owned(),
+            Self::Handed => "is to be attached, but KubeVirt has not started that".to_owned(),
             Self::Coming(how) => format!("is being attached ({how})"),
             Self::Ready => "is attached".to_owned(),
             Self::Alone => "is attached, and the VM does not list it".to_owned(),
@@ -144,9 +144,9 @@ impl Seen {
             (true, None) if is_in_instance => Stage::Coming(UNSAID.to_owned()),
             // The status is of one that had this name before.
             (true, _) => Stage::Handed,
-            (false, _) if is_listed => Stage::Leaving(
-                "KubeVirt has been asked to, and has not taken it out of the VM's spec".to_owned(),
-            ),
+            (false, _) if is_listed => {
+                Stage::Leaving("KubeVirt was asked to, but has not removed it from the VM's spec".to_owned())
+            }
             (false, Some(status)) if is_in_instance && self.keeps_its_own() => {
                 if is_ready(status) {
                     Stage::Alone

@@ -107,7 +107,7 @@ impl Node {
         let installed = follow(
             Api::<KubeVirt>::all(client.clone()),
             Selector::default(),
-            teller("whether KubeVirt gives VMs vsock cannot be read"),
+            teller("cannot find out whether KubeVirt gives VMs vsock"),
         );
         let edits = stream::unfold(options.clone(), |mut options| async move {
             options.changed().await.ok()?;
@@ -117,7 +117,7 @@ impl Node {
             machines(
                 Side::Runs,
                 NODE_LABEL,
-                "this node's VMs cannot be read, and what is known of them may be old",
+                "this node's VMs cannot be read; what is known of them may be stale",
             ),
             machines(Side::Comes, TARGET_LABEL, "the VMs that are migrated to this node cannot be read"),
             place.map(News::Node).boxed(),

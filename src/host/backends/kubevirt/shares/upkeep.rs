@@ -151,7 +151,7 @@ impl Claims {
             None => serve(Some(object)),
         };
         if let Step::Want(state) = step {
-            tracing::warn!(volume = id, "a share is not served as it is to be: {}", object.words());
+            tracing::warn!(volume = id, "a share is not served as it should be: {}", object.words());
             self.cluster.want_share(object, state, read.version()).await?;
         }
         Ok(())

@@ -102,7 +102,7 @@ impl Freeze {
                 Some(both.filter(|(from, until)| from < until).ok_or("the window is none")?)
             }
         };
-        let envelope = String::from_utf8(envelope).map_err(|_| "the receipt is no text")?;
+        let envelope = String::from_utf8(envelope).map_err(|_| "the receipt is not UTF-8")?;
         Ok(Self { receipt, envelope, window, problem, ended })
     }
 

@@ -137,8 +137,8 @@ fn place(filename: &str) -> Result<Place, &'static str> {
     };
     let Some(socket) = rest.strip_prefix("unix:") else {
         return Err(match filename {
-            "mux" => "whoever is there can reach QEMU's monitor as well",
-            "null" => "what is written there is thrown away",
+            "mux" => "its users could reach QEMU's monitor as well",
+            "null" => "what is written there is discarded",
             _ => "only unix sockets and pseudo-terminals can be connected to",
         });
     };
@@ -170,8 +170,8 @@ pub fn taken() -> ConsoleError {
 
 fn advice(vm: &str) -> String {
     format!(
-        "give QEMU -chardev socket,id=console0,path=/run/vm/{vm}/console.sock,server=on,wait=off -serial chardev:console0, or a domain \
-         of libvirt <console type='pty'/>, and start the VM anew"
+        "give QEMU -chardev socket,id=console0,path=/run/vm/{vm}/console.sock,server=on,wait=off -serial \
+         chardev:console0, or the libvirt domain <console type='pty'/>, and restart the VM"
     )
 }
 
@@ -198,7 +198,7 @@ mod tests {
         }
         for (filename, why) in [
             ("mux", "QEMU's monitor"),
-            ("null", "thrown away"),
+            ("null", "is discarded"),
             ("file", "only unix sockets"),
             ("disconnected:tcp:127.0.0.1:5,server=on", "only unix sockets"),
             ("unix:/run/a.sock", "QEMU is the client"),

@@ -78,7 +78,8 @@ impl Consoles for Serials {
         let name = vm.to_owned();
         Box::pin(async move {
             let no_socket = || {
-                let words = "the VM has no QMP socket in the settings of guestlet-host, by which its console is found; set qmp";
+                let words = "the VM has no QMP socket in the settings of guestlet-host, which is needed to \
+                             find its console; set qmp";
                 ConsoleError::None(words.to_owned())
             };
             target.ok_or(ConsoleError::UnknownVm)?.ok_or_else(no_socket)?.open(&name).await
@@ -107,7 +108,7 @@ impl Target {
         }
         let place = self.free_place(name).await?;
         let peer = self.link.peer().ok_or_else(|| {
-            ConsoleError::Unreachable("it is not known which process is the VM's QEMU".to_owned())
+            ConsoleError::Unreachable("cannot tell which process is the VM's QEMU".to_owned())
         })?;
         let stream = match &place {
             Place::Socket { path, .. } => reach::socket(path, peer.pid()).await?,

@@ -33,7 +33,7 @@ pub async fn socket(path: &Path, qemu: Option<i32>) -> Result<BoxStream, Console
     }
     let who = |process: Option<i32>| match process {
         Some(process) if process > 0 => format!("the process {process}"),
-        _ => "a process that is not known here".to_owned(),
+        _ => "an unknown process".to_owned(),
     };
     Err(ConsoleError::Foreign(format!(
         "the socket of the console, {}, was made by {}, and the QMP socket by {}: it is not this VM's, or a manager such as \

@@ -66,7 +66,7 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, files: &Files) -> Result<Att
             if let Some(volume) = provided.made.filter(|_| is_closed)
                 && let Err(late) = files.in_volumes(move || volume.unmake()).await
             {
-                tracing::warn!(vm = vm.name, serial = disk.serial, %late, "an empty volume may be left");
+                tracing::warn!(vm = vm.name, serial = disk.serial, %late, "an empty volume may remain");
             }
             Err(error)
         }
@@ -138,7 +138,8 @@ async fn plug(vm: &Vm, wanted: &Wanted, missing: Missing, place: Option<String>)
             match detach::close_node(&vm.link, &wanted.name).await {
                 Ok(()) => is_closed = true,
                 Err(left) => {
-                    tracing::debug!(vm = vm.name, error = %left, "the node of a disk that could not be attached is left");
+                    tracing::debug!(vm = vm.name, error = %left, "the block node of a disk that could not be \
+                                                                  attached remains");
                 }
             }
         }
@@ -224,7 +225,7 @@ fn real(path: &Path) -> Result<(PathBuf, bool), DiskError> {
 /// A path that QEMU can be told.
 fn sayable(path: PathBuf) -> Result<PathBuf, DiskError> {
     if path.to_str().is_none() {
-        return Err(DiskError::File(path, "has a name that is no UTF-8, which QMP cannot say".into()));
+        return Err(DiskError::File(path, "has a name that is not UTF-8, which QMP cannot express".into()));
     }
     Ok(path)
 }
@@ -373,7 +374,7 @@ mod tests {
             (Wanted { format: Format::Qcow2, ..wanted.clone() }, "another format: raw"),
             (Wanted { read_only: true, ..wanted.clone() }, "another access: writable"),
             (Wanted { serial: "same digest".into(), ..wanted.clone() }, "another serial: data"),
-            (Wanted { name: "other".into(), ..wanted }, "is in use: it is behind guestlet-"),
+            (Wanted { name: "other".into(), ..wanted }, "is in use: it backs guestlet-"),
         ];
         for (wanted, expected) in cases {
             let error = missing(&whole, &wanted).unwrap_err().to_string();

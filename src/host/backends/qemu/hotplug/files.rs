@@ -67,11 +67,11 @@ impl Files {
         let file = file.display();
         if self.anywhere.silent().is_some() {
             return Err(DiskError::Unreachable(format!(
-                "the file {file} is not looked at: the file systems of {PLACES} files that were named before do not answer"
+                "the file {file} is not examined: the file systems of {PLACES} other files do not answer"
             )));
         }
         let done = self.anywhere.run(work).await;
-        done.map_err(|late| DiskError::Unreachable(format!("the file {file} cannot be looked at: {late}")))
+        done.map_err(|late| DiskError::Unreachable(format!("the file {file} cannot be examined: {late}")))
     }
 }
 
@@ -94,14 +94,17 @@ mod tests {
         for number in 0..PLACES {
             let late = files.at(path, hanging()).await.unwrap_err().to_string();
             assert!(
-                late.contains("/hung/a.raw cannot be looked at: its file system has not answered"),
+                late.contains("/hung/a.raw cannot be examined: its file system has not answered"),
                 "{late}"
             );
             // There is still a place for others.
             assert_eq!(files.at(Path::new("/b"), || 7).await.ok(), Some(7).filter(|_| number + 1 < PLACES));
         }
         let refused = files.at(path, || unreachable!("nothing is begun")).await.unwrap_err();
-        assert!(refused.to_string().contains("is not looked at: the file systems of 4 files"), "{refused}");
+        assert!(
+            refused.to_string().contains("is not examined: the file systems of 4 other files"),
+            "{refused}"
+        );
         let late = files.in_volumes(hanging()).await.unwrap_err().to_string();
         assert!(late.contains("the directory /volumes (volumes-dir) cannot be used"), "{late}");
         drop(ends);

@@ -103,7 +103,7 @@ impl Hotplug {
             Verdict::Is(Holder::Off) => {}
             Verdict::Is(holder) => return Err(held(holder, &file)),
             Verdict::Look => {
-                return Err(DiskError::Unreachable("the volume was looked at in vain".to_owned()));
+                return Err(DiskError::Unreachable("cannot examine a volume".to_owned()));
             }
         }
         let removed = self.files.in_volumes(move || kept.remove(found)).await?;

@@ -111,13 +111,13 @@ impl Vm {
             let left = match self.leftovers().await {
                 Ok(left) => left,
                 Err(error) => {
-                    tracing::debug!(vm = self.name, %error, "cannot look for block nodes that were left");
+                    tracing::debug!(vm = self.name, %error, "cannot look for leftover block nodes");
                     continue;
                 }
             };
             for node in left {
                 match detach::close_node(&self.link, &node).await {
-                    Ok(()) => tracing::debug!(vm = self.name, node, "closed a block node that was left"),
+                    Ok(()) => tracing::debug!(vm = self.name, node, "closed a leftover block node"),
                     Err(error) => tracing::warn!(vm = self.name, node, %error, "a block node stays open"),
                 }
             }

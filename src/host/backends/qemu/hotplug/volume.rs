@@ -50,7 +50,7 @@ pub fn check_size(size: u64) -> Result<(), DiskError> {
         return Err(DiskError::Size(format!("{size}: a disk has 512 bytes to 64 TiB")));
     }
     if !size.is_multiple_of(SECTOR) {
-        return Err(DiskError::Size(format!("{size} is no multiple of {SECTOR} bytes")));
+        return Err(DiskError::Size(format!("{size} is not a multiple of {SECTOR} bytes")));
     }
     Ok(())
 }
@@ -99,7 +99,7 @@ impl Volume {
     /// Takes away what was just made, because nothing came to use it. Blocks.
     pub fn unmake(&self) {
         if let Err(error) = std::fs::remove_file(self.path()) {
-            tracing::warn!(path = %self.path().display(), %error, "an empty volume is left");
+            tracing::warn!(path = %self.path().display(), %error, "an empty volume remains");
         }
     }
 
@@ -139,7 +139,7 @@ pub fn size_of(file: &mut File, format: Format) -> io::Result<u64> {
         Format::Qcow2 => {
             let mut header = [0; 32];
             file.read_exact(&mut header)?;
-            qcow2::size(&header).ok_or_else(|| io::Error::other("it is no qcow2 image"))
+            qcow2::size(&header).ok_or_else(|| io::Error::other("it is not a qcow2 image"))
         }
     }
 }

@@ -28,8 +28,8 @@ impl Pools {
         match self.hotplug.has_open(vm, &image).await? {
             None => Ok(()),
             Some(how) => Err(DiskError::Held(format!(
-                "QEMU of the VM {vm} has the image {} open {how}, which guestlet has not plugged as this volume; have QEMU \
-                 close it, or start the VM without it, and repeat the call",
+                "QEMU of the VM {vm} has the image {} open {how}, which guestlet has not plugged as this \
+                 volume; make QEMU close it, or start the VM without it, and repeat the call",
                 image.display()
             ))
             .into()),
@@ -57,7 +57,7 @@ impl Pools {
                 }
                 Ok(false) => return,
                 Err(error) => {
-                    return tracing::debug!(vm = place.vm, serial, %error, "a block node may be left");
+                    return tracing::debug!(vm = place.vm, serial, %error, "a block node may remain");
                 }
             }
         }
@@ -89,7 +89,7 @@ impl Pools {
         };
         match judge(remembered, Some(open)) {
             Verdict::Is(holder) => Ok(holder),
-            Verdict::Look => Ok(Holder::Unknown("the image was looked at in vain".to_owned())),
+            Verdict::Look => Ok(Holder::Unknown("cannot examine an image".to_owned())),
         }
     }
 }

@@ -73,7 +73,7 @@ impl Deref for Held {
     type Target = Directory;
 
     fn deref(&self) -> &Directory {
-        let Some((directory, _)) = &self.0 else { unreachable!("it is there until it is dropped") };
+        let Some((directory, _)) = &self.0 else { unreachable!("it exists until it is dropped") };
         directory
     }
 }
@@ -225,7 +225,7 @@ impl Folder {
     fn set_aside(&self) {
         let file = self.directory.file_or_new(SPARE_FILE);
         if let Err(error) = file.and_then(|file| allocation::reserve(&file, 0, SPARE)) {
-            tracing::warn!(pool = %self.path.display(), %error, "cannot set room aside for records");
+            tracing::warn!(pool = %self.path.display(), %error, "cannot reserve space for records");
         }
     }
 
@@ -321,7 +321,7 @@ impl Folder {
         let found = file.metadata()?;
         let named = self.image(serial, record.format()).symlink_metadata()?;
         if (named.dev(), named.ino()) != (found.dev(), found.ino()) {
-            return Err(io::Error::other("another directory is at the path of its pool by now"));
+            return Err(io::Error::other("another directory has replaced that of its pool"));
         }
         match owner {
             Some(owner) if (found.uid(), found.gid()) != (owner.uid, owner.gid) => {
@@ -339,8 +339,8 @@ impl Folder {
             Ok(Entry::File { links, .. }) => Some(linked(links)),
             Ok(Entry::Nothing) => Some(GONE.to_owned()),
             Ok(Entry::Link) => Some("its image is a symbolic link".to_owned()),
-            Ok(Entry::Other) => Some("its image is no regular file".to_owned()),
-            Err(error) => Some(format!("its image cannot be looked at: {error}")),
+            Ok(Entry::Other) => Some("its image is not a regular file".to_owned()),
+            Err(error) => Some(format!("its image cannot be examined: {error}")),
         }
     }
 
@@ -447,7 +447,7 @@ fn image_name(serial: &str, format: Format) -> String {
 }
 
 fn linked(links: u64) -> String {
-    format!("its image has {links} names, and so may be another's; remove the hard links")
+    format!("its image has {links} hard links, and so may belong to another volume; remove the others")
 }
 
 /// Whether there was no room for it.

@@ -24,7 +24,7 @@ impl Store {
         if after.is_none() {
             // If that cannot be told, each image says what is wrong.
             if folder.has_moved().unwrap_or(false) {
-                self.close(&folder, "another directory is at its path, or none is");
+                self.close(&folder, "its directory is missing or has been replaced");
                 return None;
             }
             self.look_again(&folder);

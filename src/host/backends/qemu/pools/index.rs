@@ -149,8 +149,8 @@ impl Index {
         let same = |other: &&Slot| other.pool.path != slot.pool.path && other.uuid() == Some(uuid);
         self.slots.iter().find(same).map(|other| {
             format!(
-                "its directory and {} have the same UUID, so one is a copy of the other; take one of them out of the \
-                 settings",
+                "its directory and {} have the same UUID, so one is a copy of the other; remove one of them \
+                 from the settings",
                 other.pool.path.display()
             )
         })
@@ -240,11 +240,13 @@ impl Index {
         }
         Err(VolumeError::Elsewhere(match uuid {
             Some(uuid) => {
-                format!("the volume {id} is of the pool {pool} ({uuid}), which is not on the host {host}")
+                format!(
+                    "the volume {id} belongs to the pool {pool} ({uuid}), which is not on the host {host}"
+                )
             }
             None => format!(
-                "the host {host} has no record of the volume {id}, whose identifier does not say on which host its \
-                 pool {pool} is"
+                "the host {host} has no record of the volume {id}, whose identifier does not show which host \
+                 its pool {pool} is on"
             ),
         }))
     }
@@ -323,8 +325,7 @@ impl Index {
         let pools = twin().or_else(late).map(|problem| format!("the pool {name} cannot be used: {problem}"));
         // What is reserved of a full one can be written.
         let is_full = open.is_full && !known.entry.record.full;
-        let full =
-            is_full.then(|| format!("the pool {name} is full: what the guest has not written before fails"));
+        let full = is_full.then(|| format!("the pool {name} is full: writes of guests to new blocks fail"));
         known.entry.record.volume(pools.or_else(|| known.problem.clone()).or(full))
     }
 
@@ -348,8 +349,8 @@ impl Index {
         match open.damaged().iter().find(|(_, damaged)| damaged.may_be(cluster, name)) {
             Some((serial, damaged)) => Err(VolumeError::Unavailable(format!(
                 "the record {} cannot be used: {}; it may be that of the volume {name:?}, so none is made in this \
-                 pool; restore it from a copy, or, if nobody needs what is in the image beside it, move both files \
-                 out of the directory",
+                 pool; restore it from a copy, or, if nobody needs the contents of the image beside it, move \
+                 both files out of the directory",
                 open.folder.record(serial).display(),
                 damaged.problem
             ))),

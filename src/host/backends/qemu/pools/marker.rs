@@ -39,12 +39,12 @@ impl Marker {
         let marker: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if marker.readers > VERSION {
             return Err(format!(
-                "it is for programs that know version {}, and this one knows {VERSION}; run a newer guestlet-host",
+                "it needs a program that supports version {}, but this one supports {VERSION}; run a newer guestlet-host",
                 marker.readers
             ));
         }
         if !identity::is_uuid(&marker.uuid) {
-            return Err(format!("{:?} is no UUID of 32 hexadecimal digits", marker.uuid));
+            return Err(format!("{:?} is not a UUID of 32 hexadecimal digits", marker.uuid));
         }
         Ok(marker)
     }
@@ -60,8 +60,8 @@ mod tests {
         let marker = Marker::decode(kept.as_bytes()).unwrap();
         assert_eq!(marker.encode().unwrap(), kept);
         for (wrong, words) in [
-            (kept.replace("\"readers\":1", "\"readers\":2"), "for programs that know version 2"),
-            (kept.replace("0f1e", ""), "is no UUID of 32 hexadecimal digits"),
+            (kept.replace("\"readers\":1", "\"readers\":2"), "that supports version 2"),
+            (kept.replace("0f1e", ""), "is not a UUID of 32 hexadecimal digits"),
             ("{".to_owned(), "EOF"),
         ] {
             let problem = Marker::decode(wrong.as_bytes()).unwrap_err();

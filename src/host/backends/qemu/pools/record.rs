@@ -169,8 +169,8 @@ impl Record {
         let readers = readers.unwrap_or(version);
         if readers > VERSION {
             return Err(format!(
-                "it has version {version}, for programs that know version {readers}, and this one knows {VERSION}; \
-                 run a newer guestlet-host"
+                "it has version {version}, for programs that support version {readers}, but this one supports \
+                 {VERSION}; run a newer guestlet-host"
             ));
         }
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
@@ -292,7 +292,7 @@ mod tests {
             (String::from_utf8_lossy(kept).replace(": 1,", ": 2,"), "it has version 2"),
             (
                 String::from_utf8_lossy(kept).replace(": 1,", ": 3, \"readers\": 2,"),
-                "it has version 3, for programs that know version 2",
+                "it has version 3, for programs that support version 2",
             ),
             (String::from_utf8_lossy(kept).replace("cluster", "clusters"), "missing field `cluster`"),
             (String::from_utf8_lossy(&kept[..40]).into_owned(), "EOF"),

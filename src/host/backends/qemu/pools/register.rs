@@ -67,7 +67,7 @@ impl Register {
         let uuid = self.read()?.pools.remove(path);
         let advice = || {
             format!(
-                "mount its file system there; or, if another pool is to begin at this path, take the line of {} out of {}",
+                "mount its file system there; or, to begin another pool at this path, remove the line of {} from {}",
                 path.display(),
                 self.folder.join(FILE).display()
             )
@@ -104,12 +104,14 @@ impl Register {
         };
         let kept: Kept = serde_json::from_slice(&bytes).map_err(|error| self.wrong("use", &error))?;
         if kept.readers > VERSION {
-            let words =
-                format!("it is for programs that know version {}; run a newer guestlet-host", kept.readers);
+            let words = format!(
+                "it needs a program that supports version {}; run a newer guestlet-host",
+                kept.readers
+            );
             return Err(self.wrong("use", &words));
         }
         if let Some(uuid) = kept.pools.values().find(|uuid| !identity::is_uuid(uuid)) {
-            let words = format!("{uuid:?} is no UUID of 32 hexadecimal digits");
+            let words = format!("{uuid:?} is not a UUID of 32 hexadecimal digits");
             return Err(self.wrong("use", &words));
         }
         Ok(kept)
@@ -118,10 +120,7 @@ impl Register {
     /// That it cannot be told which pool is to be at a path.
     fn wrong(&self, what: &str, problem: &dyn std::fmt::Display) -> io::Error {
         let file = self.folder.join(FILE);
-        io::Error::other(format!(
-            "cannot {what} {}, which says which pools there were: {problem}",
-            file.display()
-        ))
+        io::Error::other(format!("cannot {what} {}, which lists the known pools: {problem}", file.display()))
     }
 }
 
@@ -161,8 +160,8 @@ mod tests {
         let register = Register::new(folder.path().to_owned());
         for (text, words) in [
             ("{", "EOF"),
-            (r#"{"version":2,"readers":2,"pools":{}}"#, "for programs that know version 2"),
-            (r#"{"version":1,"readers":1,"pools":{"/a":"x"}}"#, "is no UUID"),
+            (r#"{"version":2,"readers":2,"pools":{}}"#, "that supports version 2"),
+            (r#"{"version":1,"readers":1,"pools":{"/a":"x"}}"#, "is not a UUID"),
         ] {
             std::fs::write(folder.path().join(FILE), text).unwrap();
             for outcome in

@@ -218,7 +218,7 @@ impl Store {
             Err(error) => {
                 let clear = |claims| entry.folder.clear(serial, claims);
                 if let Err(left) = entry.folder.claim(serial).and_then(clear) {
-                    tracing::warn!(volume = entry.record.id, error = %left, "cannot remove what is left of a volume");
+                    tracing::warn!(volume = entry.record.id, error = %left, "cannot remove the remains of a volume");
                 }
                 self.drop(&entry);
                 Err(system(&pool.name, size, "make", entry.image(), error))
@@ -386,7 +386,7 @@ fn gone(pool: &str) -> VolumeError {
 }
 
 fn no_room(pool: &str, size: u64) -> VolumeError {
-    VolumeError::Full(format!("the storage class {pool} has no room for {size} bytes"))
+    VolumeError::Full(format!("the storage class {pool} has no space for {size} bytes"))
 }
 
 /// What an error of the system means.

@@ -251,7 +251,7 @@ fn a_full_pool_says_so_and_keeps_nothing() {
     let free = store.capacity("full").unwrap();
     assert_eq!(free.largest, free.free);
     let error = store.create(new("v", "full", free.free + (1 << 30))).unwrap_err();
-    assert!(matches!(&error, VolumeError::Full(words) if words.contains("no room for")), "{error}");
+    assert!(matches!(&error, VolumeError::Full(words) if words.contains("has no space for")), "{error}");
     assert_eq!((store.list().len(), files(folder.path())), (0, vec![]));
     // A file system that takes no such file.
     let error = store.create(new("v", "fast", 1 << 62)).unwrap_err();
@@ -277,7 +277,7 @@ fn pools_come_and_go_with_the_settings() {
     assert!(store.get(&id).unwrap().is_some());
     settings.send_replace(Vec::new());
     assert_eq!(store.list(), []);
-    says(store.get(&id), VolumeError::Elsewhere, &["is of the pool fast (", "which is not on the host"]);
+    says(store.get(&id), VolumeError::Elsewhere, &["belongs to the pool fast (", "which is not on the host"]);
     settings.send_replace(all);
     says(store.get(&id), VolumeError::Unavailable, &["it is being opened", "may be in it"]);
     open(&store);

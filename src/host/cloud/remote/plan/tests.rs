@@ -206,7 +206,7 @@ fn what_the_cluster_may_not_have_is_refused_and_nothing_is_made() {
     world.allocate("web", "192.0.2.7");
     let refused = world.ensure("db", &of_port(80)).unwrap_err();
     assert!(
-        matches!(&refused, Refusal::Problem(Problem::Exhausted(why)) if why.contains("may have 1")),
+        matches!(&refused, Refusal::Problem(Problem::Exhausted(why)) if why.contains("may have at most 1")),
         "{refused:?}"
     );
     let refused = world.ensure("db", &sharing(81, "web")).unwrap_err();
@@ -402,7 +402,7 @@ fn what_the_host_says_of_an_address_that_is_not_there_is_told() {
     world.change(&id, &json!({ "status": { "conditions": [condition] } }));
     let told = world.told("web");
     assert_eq!((told.state(), told.reason.as_str()), (State::Failed, "AddressNotAllocated"));
-    assert_eq!(told.message, "the host gives it no address: no available IP");
+    assert_eq!(told.message, "the host has assigned no address: no available IP");
     world.allocate("web", "192.0.2.7");
     assert_eq!(world.told("web").state(), State::Ready);
     // What is asked for beyond it fails, and what it has stays in force.

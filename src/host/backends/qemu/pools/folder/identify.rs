@@ -19,7 +19,7 @@ impl Folder {
             let found = Marker::decode(&bytes).map_err(wrong)?.uuid;
             return match expected {
                 Some(Expected { uuid, advice }) if *uuid != found => Err(io::Error::other(format!(
-                    "the pool {found} is at its path, and the pool {uuid} was there before; {advice}"
+                    "the pool {found} is at its path, but the pool {uuid} was there before; {advice}"
                 ))),
                 _ => Ok(found),
             };

@@ -58,7 +58,7 @@ impl Folder {
             {
                 Ok(()) => drop(loaded.records.remove(&serial)),
                 Err(error) => {
-                    tracing::warn!(pool = %self.path.display(), serial, %error, "cannot remove what is left of a volume");
+                    tracing::warn!(pool = %self.path.display(), serial, %error, "cannot remove the remains of a volume");
                 }
             }
         }
@@ -108,14 +108,15 @@ impl Folder {
             FORMATS.into_iter().map(|format| image_name(serial, format)).find_map(|image| {
                 match self.directory.entry(&image) {
                     Ok(Entry::Nothing) => None,
-                    Ok(_) => Some(format!("it is missing, and its image {image} is there")),
+                    Ok(_) => Some(format!("it is missing, but its image {image} exists")),
                     Err(error) => {
-                        Some(format!("it is missing, and its image {image} cannot be looked at: {error}"))
+                        Some(format!("it is missing, and its image {image} cannot be examined: {error}"))
                     }
                 }
             })?;
         Some(format!(
-            "{found}; restore the record from a copy, or, if nobody needs what is in the image, move that out of the directory"
+            "{found}; restore the record from a copy, or, if nobody needs the contents of the image, move \
+             that out of the directory"
         ))
     }
 

@@ -24,7 +24,7 @@ fn an_identifier_says_in_which_pool_a_volume_is() {
     let marker = std::fs::read_to_string(two.path().join("fast/.pool")).unwrap();
     assert!(marker.contains(parts.uuid.unwrap()), "{marker}");
     // Of another host: never a success.
-    let words = [&*id, "is of the pool fast (", "), which is not on the host"];
+    let words = [&*id, "belongs to the pool fast (", "), which is not on the host"];
     says(here.get(&id), VolumeError::Elsewhere, &words);
     says(here.remove(&id), VolumeError::Elsewhere, &words);
     says(here.publish(&id, None), VolumeError::Elsewhere, &words);
@@ -40,7 +40,7 @@ fn an_identifier_says_in_which_pool_a_volume_is() {
     std::fs::rename(two.path().join("full"), one.path().join("full")).unwrap();
     // Another pool was there.
     let words =
-        [&*format!("the pool {} is at its path", parse(&id).unwrap().uuid.unwrap()), "take the line of"];
+        [&*format!("the pool {} is at its path", parse(&id).unwrap().uuid.unwrap()), "remove the line of"];
     says(store(one.path()).get(&id), VolumeError::Unavailable, &words);
     std::fs::remove_file(one.path().join("pools.json")).unwrap();
     assert!(store(one.path()).get(&id).unwrap().is_some());
@@ -105,7 +105,7 @@ fn a_copy_of_a_pool_and_what_it_was_copied_from_are_refused() {
         settings.send_replace(both);
         open(&store);
         let words =
-            ["have the same UUID, so one is a copy of the other; take one of them out of the settings"];
+            ["have the same UUID, so one is a copy of the other; remove one of them from the settings"];
         says(store.get(&id), VolumeError::Unavailable, &words);
         says(store.remove(&id), VolumeError::Unavailable, &words);
         says(store.create(new("w", "fast", 512)), VolumeError::Unavailable, &words);
@@ -160,7 +160,7 @@ fn a_directory_that_others_may_write_to_is_refused() {
     std::fs::create_dir(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
     let store = store(folder.path());
-    let words = [path.to_str().unwrap(), "it has mode 0777, so everybody may write to it; chmod o-w"];
+    let words = [path.to_str().unwrap(), "it has mode 0777, so everybody can write to it; chmod o-w"];
     says(store.create(new("v", "fast", 512)), VolumeError::Unavailable, &words);
     assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is written there");
     store.create(new("v", "full", 512)).unwrap();
@@ -183,7 +183,7 @@ fn what_is_at_the_path_later_is_another_pool() {
     store.publish(&id, Some(published(1))).unwrap();
     assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
     open(&store);
-    says(store.get(&id), VolumeError::Unavailable, &["another directory is at its path, or none is"]);
+    says(store.get(&id), VolumeError::Unavailable, &["its directory is missing or has been replaced"]);
     open(&store);
     assert_eq!(store.list(), []);
     says(store.get(&id), VolumeError::Unavailable, &["it has no .pool", "mount its file system there"]);

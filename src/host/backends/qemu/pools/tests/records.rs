@@ -29,7 +29,7 @@ fn a_record_of_a_newer_program_keeps_its_name() {
         (volume.id.as_str(), volume.name.as_str(), volume.cluster.as_str()),
         (id.as_str(), "v", "dev")
     );
-    assert!(volume.problem.unwrap().contains("for programs that know version 2"));
+    assert!(volume.problem.unwrap().contains("that support version 2"));
     let words = [path.to_str().unwrap(), "run a newer guestlet-host"];
     says(store.get(&id), VolumeError::Damaged, &words);
     says(store.remove(&id), VolumeError::Damaged, &words);
@@ -125,7 +125,7 @@ fn a_record_that_is_of_another_volume_is_damaged() {
     std::fs::write(&path, kept.to_string()).unwrap();
     let store = self::store(folder.path());
     says(store.get(&id), VolumeError::Damaged, &["it is of another pool's volume"]);
-    says(store.get(&of_another_pool), VolumeError::Elsewhere, &["is of the pool fast (ffff"]);
+    says(store.get(&of_another_pool), VolumeError::Elsewhere, &["belongs to the pool fast (ffff"]);
     drop(store);
 
     kept["id"] = id.clone().into();
@@ -153,8 +153,8 @@ fn what_is_no_image_is_left_alone() {
     std::fs::write(&secret, "of somebody else").unwrap();
     let put: [(&str, &dyn Fn()); 3] = [
         ("its image is a symbolic link", &|| symlink(&secret, &image).unwrap()),
-        ("its image has 2 names", &|| std::fs::hard_link(&secret, &image).unwrap()),
-        ("its image is no regular file", &|| std::fs::create_dir(&image).unwrap()),
+        ("its image has 2 hard links", &|| std::fs::hard_link(&secret, &image).unwrap()),
+        ("its image is not a regular file", &|| std::fs::create_dir(&image).unwrap()),
     ];
     std::fs::remove_file(&image).unwrap();
     for (words, put) in put {
@@ -208,5 +208,5 @@ fn what_programs_before_this_one_left_is_taken_up() {
     let store = self::store(folder.path());
     assert!(store.get(&ready).unwrap().is_none());
     assert!(store.get(&removing).unwrap().is_none());
-    says(store.get("fast.aaaaaaaaaaaaaaaaaaaa"), VolumeError::Elsewhere, &["does not say on which host"]);
+    says(store.get("fast.aaaaaaaaaaaaaaaaaaaa"), VolumeError::Elsewhere, &["does not show which host"]);
 }
