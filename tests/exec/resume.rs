@@ -1,12 +1,17 @@
 //! What is lost with a connection is not lost to the program and its client.
 
 use std::io::{Read as _, Write as _};
-use std::process::Stdio;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::lab::{Lab, code};
+use crate::lab::{ALL, Lab, code};
 use crate::soak::steps;
 
 /// Bytes whose place in the stream can be told.
@@ -50,6 +55,84 @@ fn every_byte_arrives_once_while_the_host_half_is_killed_again_and_again() {
     assert!(all == pattern(length));
     let resumed = lab.agent_log().matches("(attach to ").count();
     assert!(resumed >= 2, "it was interrupted {resumed} times: send more");
+}
+
+/// A way from guestctl to the host half.
+struct Way {
+    path: PathBuf,
+    /// While it is set, what guestctl sends is thrown away.
+    is_deaf: Arc<AtomicBool>,
+    /// The ends of the connections over it.
+    streams: Arc<Mutex<Vec<UnixStream>>>,
+}
+
+impl Way {
+    fn to(lab: &Lab) -> Self {
+        let (path, host) = (lab.file("way"), lab.host.socket());
+        let listener = UnixListener::bind(&path).unwrap();
+        let this = Self { path, is_deaf: Arc::default(), streams: Arc::default() };
+        let (is_deaf, streams) = (Arc::clone(&this.is_deaf), Arc::clone(&this.streams));
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, host) = (client.unwrap(), UnixStream::connect(&host).unwrap());
+                streams.lock().unwrap().extend([client.try_clone().unwrap(), host.try_clone().unwrap()]);
+                let back = (host.try_clone().unwrap(), client.try_clone().unwrap());
+                std::thread::spawn(move || carry(back, &AtomicBool::new(false)));
+                let is_deaf = Arc::clone(&is_deaf);
+                std::thread::spawn(move || carry((client, host), &is_deaf));
+            }
+        });
+        this
+    }
+
+    /// `guestctl exec` over it.
+    fn exec(&self, command: &[&str]) -> Command {
+        let mut guestctl = Command::new(env!("CARGO_BIN_EXE_guestctl"));
+        guestctl.arg("--socket").arg(&self.path).env_remove("GUESTLET_HOST_SOCKET");
+        guestctl.args(["exec", "web", "--"]).args(command);
+        guestctl
+    }
+
+    fn cut(&self) {
+        for stream in self.streams.lock().unwrap().drain(..) {
+            drop(stream.shutdown(Shutdown::Both));
+        }
+    }
+}
+
+fn carry((mut from, mut to): (UnixStream, UnixStream), is_deaf: &AtomicBool) {
+    let mut part = [0; 4096];
+    while let Ok(length @ 1..) = from.read(&mut part) {
+        if !is_deaf.load(Ordering::SeqCst) && to.write_all(&part[..length]).is_err() {
+            break;
+        }
+    }
+    drop(to.shutdown(Shutdown::Both));
+}
+
+/// Guards against a program that stood still for ever: its ring was full of output that guestctl had acknowledged over a connection
+/// that broke, and guestctl would have acknowledged it again only with more output.
+#[test]
+fn what_was_acknowledged_over_a_connection_that_broke_is_acknowledged_again() {
+    const RING: usize = 32 << 10;
+    let lab = Lab::with(&format!("{ALL}[exec]\nring-bytes = {RING}\n"));
+    let (way, begin) = (Way::to(&lab), lab.file("begin"));
+    let script =
+        format!("until test -e {}; do sleep 0.05; done; head -c 1000000 /dev/zero; exit 7", begin.display());
+    let mut command = way.exec(&["sh", "-c", &script]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    crate::lab::until("it runs", || !lab.programs().is_empty());
+    way.is_deaf.store(true, Ordering::SeqCst);
+    std::fs::write(&begin, "").unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut vec![0; RING]).unwrap();
+    // What is acknowledged now is lost. (With less time it is acknowledged over the next connection, and this proves nothing.)
+    std::thread::sleep(Duration::from_millis(500));
+    way.is_deaf.store(false, Ordering::SeqCst);
+    way.cut();
+    let reader = std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()).unwrap());
+    assert_eq!(crate::host::wait(&mut child).code(), Some(7));
+    assert_eq!(reader.join().unwrap(), 1_000_000 - RING as u64);
 }
 
 #[test]

@@ -372,6 +372,9 @@ impl Client {
         {
             say(Message::Resize(size));
         }
+        // The agent may not have received what was acknowledged over a connection that broke. With its ring full of that, the
+        // program would write nothing more, and without more output nothing would ever be acknowledged again.
+        say(self.acknowledgement());
         self.attachments = [started.attachment, started.input_attachment];
         self.started = Some(started);
         self.is_attached = true;

@@ -63,9 +63,14 @@ impl Client {
             }
             next = outputs.written.try_recv().ok();
         }
-        let [output, errors] = self.written;
-        say(Message::Taken(ProgramTaken { output, errors }));
+        say(self.acknowledgement());
         Ok(())
+    }
+
+    /// Acknowledges all output that was written here: the agent need not keep it.
+    pub(super) fn acknowledgement(&self) -> Message {
+        let [output, errors] = self.written;
+        Message::Taken(ProgramTaken { output, errors })
     }
 
     /// A part of the input came; it is said if the program is attached, else later.
