@@ -294,14 +294,15 @@ impl<G: Guard> Writer<G> {
         self.guard.may(&directory, Some(name), true).map_err(Failure::denied)?;
         let before = beneath::look(&directory, beneath::name(name)).map_err(Failure::io("look at", path))?;
         let words = String::from_utf8_lossy(path);
-        let refused =
-            |what: &str| Unmet::from(Failure::new(FileFailure::Exists, format!("{words} {what}")));
+        let refused = |what: &str| Unmet::from(Failure::new(FileFailure::Exists, format!("{words} {what}")));
         match before.map(|before| before.kind) {
             Some(_) if begin.keep => return Err(refused("already exists")),
             None | Some(Kind::Regular) => {}
             Some(Kind::Directory) => return Err(refused("is a directory, which a file does not replace")),
             Some(Kind::Symlink) => {
-                return Err(refused("is a symbolic link, which is not followed: remove it, or name its target"));
+                return Err(refused(
+                    "is a symbolic link, which is not followed: remove it, or name its target",
+                ));
             }
             Some(Kind::Special) => return Err(refused("is a device, a pipe or a socket")),
         }

@@ -61,7 +61,7 @@ const CALL_DEADLINE: Duration = Duration::from_secs(30);
 const VOLUME_DEADLINE: Duration = Duration::from_secs(180);
 /// How long a call about volumes waits before it is looked again whether it may be made.
 const CALL_AGAIN: Duration = Duration::from_millis(20);
-/// How often the guest may break the callback within one session.
+/// How often in a row the guest may break the callback soon after it was opened.
 const MAX_BREAKS: u32 = 8;
 
 /// Whether an agent that can do these has a callback.
@@ -93,13 +93,14 @@ pub async fn keep(client: &http2::Client, contact: &Contact, able: bool, teller:
             Err(End::Lost(loss)) => text::chain(&loss),
             Ok(()) => "the guest closed it".to_owned(),
         };
-        breaks += 1;
-        if breaks == MAX_BREAKS {
-            return Refusal::Callback(reason);
-        }
         let now = Instant::now();
         if now - began >= LASTING {
             backoff.restart(now);
+            breaks = 0;
+        }
+        breaks += 1;
+        if breaks == MAX_BREAKS {
+            return Refusal::Callback(reason);
         }
         tokio::time::sleep(backoff.next_patient(fastrand::f64())).await;
     }

@@ -141,8 +141,11 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
             let (status, text) = health(page, subject).await;
             Ok((status, Format::Text.media_type(), text))
         }
-        (&Method::GET, Some(Page::Discovery)) => discovery(header(header::HOST), subject).await,
-        (&Method::GET, Some(page)) => page_of(page, format, subject).await,
+        (&Method::GET, Some(page)) => match (too_early(&subject.fleet).await, page) {
+            (Some(refusal), _) => Ok(refusal),
+            (None, Page::Discovery) => discovery(header(header::HOST), subject).await,
+            (None, page) => page_of(page, format, subject).await,
+        },
         (&Method::GET, None) => Ok(words(StatusCode::NOT_FOUND, "the metrics are at /metrics")),
         _ => Ok(words(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported")),
     };
@@ -152,6 +155,12 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
     *response.status_mut() = answer.0;
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.1));
     response
+}
+
+/// Refuses what needs the list of VMs until the backend has reported all of them: Prometheus is better told at once than kept waiting.
+async fn too_early(fleet: &Handle) -> Option<Answer> {
+    let late = tokio::time::timeout(TO_COUNT, fleet.tally()).await.is_err();
+    late.then(|| words(StatusCode::SERVICE_UNAVAILABLE, "the list of VMs is not known yet"))
 }
 
 /// The exporters in guests as targets at the address at which this is asked.

@@ -267,7 +267,7 @@ fn is_plain(character: char) -> bool {
     !character.is_control()
         && !matches!(
             character,
-            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
+            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
         )
 }
 

@@ -95,8 +95,9 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
         Err(error) => return Err(error),
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
-    Ok(Some(bytes))
+    File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    // It may have grown meanwhile.
+    if bytes.len() as u64 > most { Err(io::Error::other("it is too large")) } else { Ok(Some(bytes)) }
 }
 
 /// The text of a file that may be missing; what is no UTF-8 in it is an error.

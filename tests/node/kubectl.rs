@@ -250,7 +250,11 @@ fn what_keeps_a_guest_from_being_asked_is_said_with_what_to_do() {
             String::from_utf8_lossy(&refused.stderr).contains("pods/exec").then_some(refused)
         })
         .await;
-        assert_fails(&refused, 1, "on pods/exec in the namespace guestlet-system is needed: the Role guestlet-admin");
+        assert_fails(
+            &refused,
+            1,
+            "on pods/exec in the namespace guestlet-system is needed: the Role guestlet-admin",
+        );
         let lease = ctl(&viewer, &["volumes", "ls"]).await;
         assert_fails(&lease, 1, "the verb get on leases in the namespace guestlet-system is needed");
         let nobody = user(plane, api, "nobody", &[]).await;

@@ -99,6 +99,10 @@ fn a_token_that_is_refused_is_told_and_the_next_one_is_read() {
         let told = || String::from_utf8(lab.ctl(&["doctor"]).stdout).unwrap();
         lab.until("people are told", || told().contains("this node's VMs cannot be read"));
         assert!(told().contains("Unauthorized"), "{}", told());
+        // Nor is Prometheus kept waiting for VMs that nobody knows.
+        let metrics = crate::takeover::get(&lab, "/metrics");
+        assert!(metrics.starts_with("HTTP/1.1 503"), "{metrics}");
+        assert!(metrics.contains("the list of VMs is not known yet"), "{metrics}");
         std::fs::write(&file, new).unwrap();
         // It is read once a minute.
         until("the node knows its VMs", async || {
@@ -106,6 +110,7 @@ fn a_token_that_is_refused_is_told_and_the_next_one_is_read() {
         })
         .await;
         assert!(!told().contains("VMs cannot be read"), "{}", told());
+        assert!(crate::takeover::get(&lab, "/metrics").starts_with("HTTP/1.1 200"));
     });
 }
 

@@ -55,9 +55,14 @@ fn a_leader_that_was_frozen_changes_nothing_when_it_goes_on() {
 }
 
 fn readiness(lab: &Lab) -> String {
+    get(lab, "/readyz")
+}
+
+/// What a host half answers at a path of its page for Prometheus and kubelet.
+pub fn get(lab: &Lab, path: &str) -> String {
     let mut stream = UnixStream::connect(lab.path("run/metrics.sock")).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
-    write!(stream, "GET /readyz HTTP/1.1\r\nHost: guestlet\r\nConnection: close\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: guestlet\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer

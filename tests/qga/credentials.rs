@@ -101,7 +101,7 @@ fn what_is_no_key_or_no_user_changes_nothing() {
     for wrong in ["ssh-rsa A\nssh-rsa B", "# no key", "\n#", "a\rb"] {
         for command in [ADD, REMOVE] {
             let error = guest.error(command, &add(&["ssh-rsa A", wrong]));
-            assert!(error.contains("\"keys[1]\" must be one line, and no comment"), "{wrong:?}: {error}");
+            assert!(error.contains("\"keys[1]\" must be one line, and not a comment"), "{wrong:?}: {error}");
         }
     }
     for (name, said) in [
@@ -144,13 +144,15 @@ fn links_and_worse_things_that_a_user_plants_lead_nowhere() {
     let plants: &[(&str, &Plant)] = &[
         (".ssh is a symbolic link", &|guest| symlink(guest.path("/root"), guest.path(SSH)).unwrap()),
         (".ssh is a symbolic link", &|guest| symlink(".", guest.path(SSH)).unwrap()),
-        (".ssh is something else", &|guest| fs::write(guest.path(SSH), "a file").unwrap()),
+        (".ssh is not of the expected type", &|guest| fs::write(guest.path(SSH), "a file").unwrap()),
         ("authorized_keys is a symbolic link", &|guest| {
             guest.write(&format!("{SSH}/x"), "");
             symlink(guest.path("/root/authorized_keys"), guest.path(KEYS)).unwrap();
         }),
-        ("authorized_keys is something else", &|guest| fs::create_dir_all(guest.path(KEYS)).unwrap()),
-        ("authorized_keys is something else", &|guest| {
+        ("authorized_keys is not of the expected type", &|guest| {
+            fs::create_dir_all(guest.path(KEYS)).unwrap();
+        }),
+        ("authorized_keys is not of the expected type", &|guest| {
             fs::create_dir_all(guest.path(SSH)).unwrap();
             assert!(Command::new("mkfifo").arg(guest.path(KEYS)).status().unwrap().success());
             own(guest, KEYS);

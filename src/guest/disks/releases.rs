@@ -115,10 +115,14 @@ impl Releases {
         };
         let mut state = self.locked();
         let newer = std::mem::take(&mut state.left);
+        let has_newer = !newer.is_empty();
         let replaced = |old: &Left| newer.iter().any(|new| new.scsi == old.scsi);
         state.left = before.into_iter().filter(|old| !replaced(old)).collect();
         state.left.extend(newer);
         state.file = Some(file);
+        if has_newer {
+            state.write();
+        }
     }
 
     /// A disk is about to be deleted.

@@ -225,7 +225,7 @@ impl Freezer {
             Status::Thawed { .. } => String::new(),
             Status::Busy { holder, since, stage, .. } => {
                 let age = since.elapsed().unwrap_or_default().as_secs();
-                format!("a freeze that {holder} requested {age} s ago is not over ({stage})")
+                format!("{holder} requested a freeze {age} s ago, which is still in progress ({stage})")
             }
         }
     }

@@ -170,8 +170,11 @@ impl Search<'_> {
             // On which mount it was opened is the kernel's word; paths may be those of another namespace.
             let information = self.root.line(&format!("/proc/{id}/fdinfo/{number}"));
             let on = information.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-            if on == Some(self.mount.id) {
-                return found(Use::Open, self.link(&format!("/proc/{id}/fd/{number}"))?);
+            // One that has just been closed has no path, and the process may have others.
+            if on == Some(self.mount.id)
+                && let Some(path) = self.link(&format!("/proc/{id}/fd/{number}"))
+            {
+                return found(Use::Open, path);
             }
         }
         found(Use::Mapped, self.mapped(id)?)

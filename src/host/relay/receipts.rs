@@ -138,7 +138,9 @@ async fn one(relay: &Relay, fleet: &Handle, instance: Instance, over: &Over) {
         tokio::time::sleep_until(begun + Duration::from_secs(*after)).await;
         match ask(relay, request.clone()).await {
             Ok(AttachReceiptResponse { attached, pending: false }) if attached > 0 => return,
-            Ok(_) => problem = None,
+            Ok(AttachReceiptResponse { pending, .. }) => {
+                problem = pending.then(|| Status::unavailable("some snapshots are still being made"));
+            }
             // The same again would be answered in the same way.
             Err(status) if matches!(status.code(), Code::Unimplemented | Code::InvalidArgument) => {
                 tracing::info!(vm, receipt, "the controller cannot attach the receipt: {}", status.message());

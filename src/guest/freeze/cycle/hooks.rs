@@ -52,14 +52,20 @@ impl Cycle {
         })?;
         let allowed = self.settings.hook_deadline.min(left);
         let until = Instant::now() + allowed;
-        match self.next(Some(until)) {
-            Next::Message(Message::HookEnded(Ended { status, tail })) => match status {
+        let next = loop {
+            match self.next(Some(until)) {
+                Next::Message(Message::HookEnded(ended)) => break Ok(ended),
+                Next::Message(_) | Next::Application => {}
+                Next::Stop(stop) => break Err(stop),
+            }
+        };
+        match next {
+            Ok(Ended { status, tail }) => match status {
                 Ok(status) if status.success() => Ok(()),
                 Ok(status) => Err(failed(Failure::Failed(status, last_words(&tail)))),
                 Err(error) => Err(failed(Failure::Unusable(error))),
             },
-            Next::Message(_) | Next::Application => Ok(()),
-            Next::Stop(stop) => {
+            Err(stop) => {
                 group.kill();
                 // Its last words, unless even that hangs.
                 let tail = match self.inbox.recv_timeout(Duration::from_secs(1)) {

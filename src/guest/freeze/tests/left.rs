@@ -47,7 +47,7 @@ async fn no_new_freeze_overtakes_one_that_was_left() {
     );
     assert!(lab.guest.freezer.restricts(), "it is this one's now");
     let held = lab.guest.freezer.held();
-    assert!(held.starts_with("a freeze that libvirt requested"), "{held}");
+    assert!(held.starts_with("libvirt requested a freeze"), "{held}");
     assert_eq!(lab.thaw().await.unwrap(), 1);
     lab.is_clean();
     // A thaw looks, too.
