@@ -3,21 +3,21 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Addresses of one family from one to another, both included.
+/// Range of addresses of one family, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Range {
     first: IpAddr,
     last: IpAddr,
 }
 
-/// A network in CIDR notation; no bit of the host's part is set.
+/// Network in CIDR notation, without bits set in its host part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subnet {
     address: IpAddr,
     prefix: u8,
 }
 
-/// The address as a number; addresses of one family are in the order of their numbers.
+/// Returns the address as a number; within one family, numbers have the order of the addresses.
 pub fn number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u32::from(address).into(),
@@ -25,7 +25,7 @@ pub fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// The address with this number in the family of `like`; none if the family has no such number.
+/// Returns the address with this number in the family of `like`; none if the number is too large for it.
 pub fn with_number(like: IpAddr, number: u128) -> Option<IpAddr> {
     Some(match like {
         IpAddr::V4(_) => Ipv4Addr::from(u32::try_from(number).ok()?).into(),
@@ -33,10 +33,11 @@ pub fn with_number(like: IpAddr, number: u128) -> Option<IpAddr> {
     })
 }
 
-/// Parses one address. An IPv4 address in the form of an IPv6 one is refused: it would be a second name of the same.
+/// Parses one address. An IPv4 address in the form of an IPv6 one is refused, because it would be a second name
+/// for the same address.
 ///
 /// # Errors
-/// In words, if it is no address.
+/// A message for the user, if the text is not an address.
 pub fn parse(text: &str) -> Result<IpAddr, String> {
     let address: IpAddr = text
         .parse()
@@ -54,10 +55,10 @@ fn bits(address: IpAddr) -> u8 {
 }
 
 impl Range {
-    /// From one address to another.
+    /// Creates the range from one address to another.
     ///
     /// # Errors
-    /// In words, if they are of two families, or the last one comes before the first.
+    /// A message for the user, if the addresses are of different families, or the last one comes before the first.
     pub fn new(first: IpAddr, last: IpAddr) -> Result<Self, String> {
         if first.is_ipv4() != last.is_ipv4() {
             return Err(format!("{first} and {last} are not of the same address family"));
@@ -68,11 +69,11 @@ impl Range {
         Ok(Self { first, last })
     }
 
-    /// Parses `first-last`, one address, or a subnet. Of an IPv4 subnet the network's own address and the broadcast address are
-    /// left out, and of an IPv6 subnet the first address, which is that of its routers.
+    /// Parses `first-last`, a single address, or a subnet. Of an IPv4 subnet, the network address and the broadcast
+    /// address are left out. Of an IPv6 subnet, the first address is left out, which is that of its routers.
     ///
     /// # Errors
-    /// In words, if it is none of these.
+    /// A message for the user, if the text is none of these.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some((first, last)) = text.split_once('-') {
             return Self::new(parse(first.trim())?, parse(last.trim())?);
@@ -92,37 +93,37 @@ impl Range {
         Self::new(inner(inner_first), inner(inner_last))
     }
 
-    /// Its first address.
+    /// Returns the first address of the range.
     pub fn first(&self) -> IpAddr {
         self.first
     }
 
-    /// Its last address.
+    /// Returns the last address of the range.
     pub fn last(&self) -> IpAddr {
         self.last
     }
 
-    /// Whether its addresses are IPv4.
+    /// Returns whether the addresses of the range are IPv4.
     pub fn is_ipv4(&self) -> bool {
         self.first.is_ipv4()
     }
 
-    /// How many addresses it has; as many as can be counted at most.
+    /// Returns the number of addresses in the range, or the largest `u128` if there are more.
     pub fn len(&self) -> u128 {
         (number(self.last) - number(self.first)).saturating_add(1)
     }
 
-    /// Never: it has its first address at least.
+    /// Returns false: a range has its first address at least.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Whether it has an address.
+    /// Returns whether the range contains an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         address.is_ipv4() == self.is_ipv4() && (self.first..=self.last).contains(&address)
     }
 
-    /// Whether an address is in both.
+    /// Returns whether the two ranges have an address in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.is_ipv4() == other.is_ipv4() && self.first <= other.last && other.first <= self.last
     }
@@ -138,10 +139,10 @@ impl fmt::Display for Range {
 }
 
 impl Subnet {
-    /// The subnet of so many bits that an address is in.
+    /// Returns the subnet with a prefix of this length that contains an address.
     ///
     /// # Errors
-    /// In words, if the family has fewer bits.
+    /// A message for the user, if the prefix is longer than an address of this family.
     pub fn of(address: IpAddr, prefix: u8) -> Result<Self, String> {
         let most = bits(address);
         if prefix > most {
@@ -155,7 +156,7 @@ impl Subnet {
     /// Parses `address/prefix`.
     ///
     /// # Errors
-    /// In words, if it is none, or has bits of the host's part.
+    /// A message for the user, if the text is not a subnet, or has bits set in its host part.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (address, subnet) = Self::parse_interface(text)?;
         if subnet.address != address {
@@ -167,7 +168,7 @@ impl Subnet {
     /// Parses an interface's address such as `192.0.2.7/24`: the address, and the subnet that it is in.
     ///
     /// # Errors
-    /// In words, if it is none.
+    /// A message for the user, if the text is not of this form.
     pub fn parse_interface(text: &str) -> Result<(IpAddr, Self), String> {
         let wrong = || format!("{text:?} is not a subnet; write it like 192.0.2.0/24 or 2001:db8::/64");
         let (address, prefix) = text.split_once('/').ok_or_else(wrong)?;
@@ -178,7 +179,7 @@ impl Subnet {
         Ok((address, Self::of(address, prefix.parse().map_err(|_| wrong())?)?))
     }
 
-    /// All its addresses.
+    /// Returns all addresses of the subnet.
     pub fn range(&self) -> Range {
         let rest = u32::from(bits(self.address) - self.prefix);
         let hosts = 1_u128.checked_shl(rest).map_or(u128::MAX, |hosts| hosts - 1);
@@ -186,12 +187,12 @@ impl Subnet {
         Range { first: self.address, last }
     }
 
-    /// Whether an address is in it.
+    /// Returns whether an address is in the subnet.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.range().contains(address)
     }
 
-    /// Whether its addresses are IPv4.
+    /// Returns whether the addresses of the subnet are IPv4.
     pub fn is_ipv4(&self) -> bool {
         self.address.is_ipv4()
     }

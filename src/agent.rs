@@ -1,4 +1,4 @@
-//! The agent: builds all its parts from the settings, starts them, drains them.
+//! The agent: builds all parts from the settings, starts them, and drains them at the end.
 
 mod channels;
 mod clients;
@@ -48,10 +48,10 @@ use crate::wire::proto::v1::{AgentStarted, AgentStopping, WhoAmIResponse};
 use channels::{Passed, Qga};
 use services::Services;
 
-/// How long the parts may take to end.
+/// Time in which all parts of the agent have to end.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Runs the agent until a signal ends it. `sockets` are those of the service manager; `ready` is called once
+/// Runs the agent until a signal ends it. `sockets` come from the service manager; `ready` is called once
 /// everything is built.
 ///
 /// # Errors
@@ -79,8 +79,8 @@ pub async fn run(
     }
 
     let audit = audit(&settings)?;
-    // All that can fail comes before the first task runs, which is at the first `await`: clients may connect to what
-    // listens from here on, but nobody is accepted before the start has succeeded.
+    // Everything that can fail comes before the first task runs, which is at the first `await`. Clients may connect to
+    // the listeners from here on, but no connection is accepted before the start has succeeded.
     let context = Arc::new(qga::Context {
         guest: guest.clone(),
         policy: policy(&settings)?,
@@ -125,7 +125,8 @@ pub async fn run(
     }
     let ticker = Ticker::new(TICK)?;
     exec::Programs::end_left_over(&guest.root);
-    // What an earlier run has left frozen is not to be written to, and whoever asks is told the truth.
+    // Must come before `ready`: file systems that an earlier run has left frozen must not be written to, and clients
+    // must see that they are frozen.
     freeze::begin(&guest).context("cannot check for file systems that an earlier run left frozen")?;
     ready().context("cannot detach from the terminal")?;
 
@@ -168,7 +169,7 @@ pub async fn run(
     supervisor.run(stop, DRAIN).await
 }
 
-/// What freezes this guest's file systems.
+/// Builds the freezer of this guest's file systems.
 fn freezer(settings: &AgentSettings) -> freeze::Freezer {
     freeze::Freezer::new(freeze::Settings {
         hook: settings.fsfreeze_hook.clone(),
@@ -182,7 +183,7 @@ fn freezer(settings: &AgentSettings) -> freeze::Freezer {
     })
 }
 
-/// Which applications take part in freezes.
+/// Converts the settings of the applications that take part in freezes.
 fn applications(settings: &ApplicationSettings) -> freeze::applications::Settings {
     let listed = settings.listed.iter().cloned().map(|one| match one {
         ApplicationSetting::Kind { kind, target, user } => Listed::Kind { kind, target, user },
@@ -194,7 +195,8 @@ fn applications(settings: &ApplicationSettings) -> freeze::applications::Setting
     freeze::applications::Settings { auto: settings.auto, listed: listed.collect(), deadline, required }
 }
 
-/// What is known of copies that were interrupted; after a day that is removed with what they have left.
+/// Opens the records of interrupted copies, and starts the task that removes them after a day, with their leftover
+/// files.
 fn copies(state: &Path, supervisor: &mut Supervisor) -> Records {
     let records = Records::at(state.join("copies"));
     let (cared_for, shutdown) = (records.clone(), supervisor.shutdown());
@@ -211,7 +213,7 @@ fn serve_cloud(socket: Option<PathBuf>, holder: Holder, supervisor: &mut Supervi
     let shutdown = supervisor.shutdown();
     let work = cloud::run(socket, Arc::new(move || holder.caller()), shutdown.clone());
     supervisor.spawn("cloud", async move {
-        // Whoever reaches this guest by another way is served on.
+        // The agent continues: clients on other channels are still served.
         if let Err(error) = work.await {
             tracing::error!("guestlet-ccm is no longer served: {error}");
         }
@@ -220,8 +222,8 @@ fn serve_cloud(socket: Option<PathBuf>, holder: Holder, supervisor: &mut Supervi
     });
 }
 
-/// Where people in the guest connect, in the runtime folder, which remembers that the agent has run. That is an event,
-/// the first one.
+/// Creates the socket in the runtime directory for people in the guest. Also marks there that the agent has run
+/// since the boot, and sends the first event, which says whether it had.
 fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot use the directory {}", folder.display()))?;
@@ -232,7 +234,7 @@ fn people(guest: &Guest, folder: &Path) -> anyhow::Result<Listener> {
     Ok(people)
 }
 
-/// Capabilities that the guestlet API tells of this agent.
+/// Capabilities of this agent, as reported by the guestlet API.
 const CAPABILITIES: [&str; 12] = [
     "events",
     "qga",
@@ -248,7 +250,7 @@ const CAPABILITIES: [&str; 12] = [
     "metrics",
 ];
 
-/// What serves the host half, and people in the guest.
+/// Parts that serve the host half and people in the guest.
 struct Api {
     control: Listener,
     keyring: Keyring,
@@ -259,9 +261,9 @@ struct Api {
     teller: csi::Teller,
     gate: Gate,
     audit: Audit,
-    /// Copies that were interrupted.
+    /// Records of interrupted copies.
     records: Records,
-    /// For the commands of QGA that a host half asks for.
+    /// Context of the QGA commands that a host half sends.
     context: Arc<qga::Context>,
 }
 
@@ -282,7 +284,7 @@ impl Api {
         let capabilities = CAPABILITIES.map(str::to_owned).to_vec();
         let news = News { folder: folder.into(), freezer: guest.freezer.clone(), teller: self.teller };
         let surroundings = callback::Surroundings {
-            // How many volumes there can be depends on what is plugged.
+            // The number of possible volumes depends on the attached disks.
             changes: guest.disks.changes(),
             known: Arc::new(move |identity| news.tell(identity)),
         };
@@ -332,7 +334,7 @@ impl Api {
     }
 }
 
-/// Starts what makes the health checks that the host half wants, and tells their results.
+/// Starts the task that makes the health checks for the host half and reports their results.
 fn check_health(guest: &Guest, holder: Holder, supervisor: &mut Supervisor) -> health_checks::Service {
     let (checks, prober) = probes::probes(Arc::clone(&guest.topology));
     let reports = health_reports::report(holder.clone(), checks.standing());
@@ -346,7 +348,7 @@ fn check_health(guest: &Guest, holder: Holder, supervisor: &mut Supervisor) -> h
     health_checks::Service::new(checks, holder)
 }
 
-/// Where host halves come in.
+/// Entrance for host halves: authenticates and serves them.
 #[derive(Clone)]
 struct Door {
     gate: Gate,
@@ -357,12 +359,12 @@ struct Door {
 }
 
 impl Door {
-    /// Finds out who has come.
+    /// Authenticates the peer; returns `None` if it is refused.
     async fn greet(self, name: String, incoming: Incoming) -> Option<Greeted> {
         let standing = self.keyring.standing().await;
         match greet(incoming, standing).await {
             Ok(greeted) => return Some(greeted),
-            // A host half asks for keys first, and then without.
+            // A host half tries with keys first, and then without.
             Err(Refused::NoKeys) => tracing::debug!("{name}: the peer speaks without keys"),
             Err(Refused::Gone) => tracing::debug!("{name}: gone"),
             Err(refused) => self.audit.refused(&Refusal {
@@ -375,7 +377,7 @@ impl Door {
         None
     }
 
-    /// Serves it as long as it would be let in.
+    /// Serves the peer until it disconnects, or its key is no longer accepted.
     async fn serve(self, name: String, greeted: Greeted, services: Services) {
         let Greeted { stream, peer, binding } = greeted;
         let peer = Arc::new(peer);
@@ -389,7 +391,7 @@ impl Door {
     }
 }
 
-/// The socket of people in the guest, in the runtime folder.
+/// File name of the socket for people in the guest, in the runtime directory.
 pub const LOCAL_SOCKET: &str = "agent.sock";
 
 fn policy(settings: &AgentSettings) -> anyhow::Result<Policy> {
@@ -416,7 +418,7 @@ fn audit(settings: &AgentSettings) -> anyhow::Result<Audit> {
     })
 }
 
-/// The one periodic wakeup.
+/// Drives the ticks of the agent, its only periodic wakeup.
 async fn tick(
     guest: Guest,
     audit: Audit,
@@ -449,7 +451,7 @@ where
     }
 }
 
-/// Whom what the host half says of this guest concerns.
+/// Recipients of the identity that the host half reports for this guest.
 #[derive(Clone)]
 struct News {
     folder: Arc<Path>,

@@ -1,15 +1,16 @@
-//! The socket on which the cloud controller manager of the guest's cluster (`guestlet-ccm`) asks the host half: calls of
-//! `guestlet.v1.Cloud` are [relayed](crate::transport::relay), and nothing is remembered.
+//! Socket on which the cloud controller manager of the guest's cluster (`guestlet-ccm`) calls the host half. Calls
+//! of `guestlet.v1.Cloud` are [relayed](crate::transport::relay); no state is kept.
 //!
 //! ```text
 //!  waits for the socket's directory ──it appears──▶ listens ──▶ serves
 //!       ▲                                             │ ▲         │
 //!       │                   in use, not allowed: 30 s └─┘         │
-//!       └──────────── the directory or the socket is gone ◀───────┘
+//!       └────────── the directory or the socket is removed ◀──────┘
 //! ```
 //!
-//! The directory is that of the pod: it comes with the volume that is mounted into it, so that a guest whose cluster has no such
-//! pod has no such socket. It is never made here, nor removed: what a pod has mounted stays the same while agents come and go.
+//! The directory belongs to the pod: it comes with the volume that is mounted into it, so a guest whose cluster
+//! has no such pod has no such socket. The agent never creates or removes the directory, so that the mount in the
+//! pod stays the same across restarts of the agent.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,12 +25,12 @@ use crate::transport::relay::{Relay, Way};
 use crate::transport::{clients, unix};
 use crate::wire::proto::v1::cloud_server::SERVICE_NAME;
 
-/// Who removes a directory and makes it again does it in many steps.
+/// Pause before looking again: removing and recreating a directory takes many steps, each of which is a change.
 const QUIET: Duration = Duration::from_millis(50);
-/// When it is looked again, if nothing changes before.
+/// Interval between two looks while no change is reported.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Serves the socket at this path until `shutdown`; its calls go that `way`.
+/// Serves the socket at this path until `shutdown`, and relays its calls along `way`.
 ///
 /// # Errors
 /// If directories cannot be watched.
@@ -48,11 +49,11 @@ async fn keep(
     let folder = socket.parent().unwrap_or(Path::new("/")).to_owned();
     let mut complaint = String::new();
     loop {
-        // Watched before it is looked at, so that no change falls between.
+        // Watch the directory before looking at it, so that no change falls in between.
         let watched = folder.clone();
         let mut news = blocking::run(move || FolderNews::begin(&watched)).await;
         if !folder.is_dir() {
-            // What is above the directory may not be there either, and is not watched.
+            // The parent of the directory may be missing as well, and is not watched.
             changed(&mut news).await?;
             continue;
         }
@@ -79,7 +80,7 @@ async fn keep(
     }
 }
 
-/// Completes when something changes there, or after a while.
+/// Completes when something changes in the directory, or after `RETRY`.
 async fn changed(news: &mut FolderNews) -> io::Result<()> {
     tokio::select! {
         changed = news.changed() => changed,
@@ -87,7 +88,7 @@ async fn changed(news: &mut FolderNews) -> io::Result<()> {
     }
 }
 
-/// Completes when the socket cannot be found at its place any more.
+/// Completes when the socket is no longer at its path.
 async fn lost(listener: &unix::Listener, news: &mut FolderNews) -> io::Result<()> {
     loop {
         news.changed().await?;

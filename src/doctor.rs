@@ -1,8 +1,8 @@
-//! `guestlet doctor`: says in plain words what works in this guest, what is missing, and what to do.
+//! `guestlet doctor`: reports in plain words what works in this guest, what is missing, and what to do.
 //!
-//! It looks at files below a root and at what the running agent answers, and changes nothing. Each part looks at one
-//! thing: `agent` the program and its settings, `channels` how it is reached, `surroundings` what else matters in
-//! the guest. To add a check: a function in one of them, and its line in [`examine`].
+//! It examines files below a root and the answer of the running agent, and changes nothing. Each part has one
+//! subject: `agent` the program and its settings, `channels` how it is reached, `surroundings` what else
+//! matters in the guest. To add a check: a function in one of them, and its line in [`examine`].
 
 mod agent;
 mod channels;
@@ -17,32 +17,32 @@ use crate::sys::root::Root;
 use crate::text::findings::Finding;
 use crate::wire::proto::v1::{ListDisksResponse, Status};
 
-/// What the running agent says.
+/// Answer of the running agent.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
-    /// Its process, as the kernel tells it.
+    /// Process ID of the agent, as the kernel reports it for the socket.
     pub process: Option<i32>,
-    /// How it is.
+    /// Status of the agent.
     pub status: Status,
-    /// Its disks and their rules.
+    /// Disks and their rules.
     pub disks: ListDisksResponse,
 }
 
-/// What is known before anything is looked at.
+/// Input of the checks.
 #[derive(Debug)]
 pub struct Patient<'a> {
-    /// Where files are read.
+    /// Root of the file system that files are read from.
     pub root: &'a Root,
-    /// The settings, or why they are wrong.
+    /// Settings, or the error in them.
     pub settings: Result<&'a AgentSettings, &'a config::Error>,
-    /// What the agent answers, or why it does not.
+    /// Answer of the agent, or the reason why there is none.
     pub answer: Result<&'a Answer, String>,
 }
 
-/// Asks the agent that serves the socket at `path`.
+/// Calls the agent that serves the socket at `path`.
 ///
 /// # Errors
-/// In words for people, as [`status::ask`].
+/// Fails with a message for people, as [`status::ask`] does.
 pub async fn ask(path: &Path) -> anyhow::Result<Answer> {
     let status = status::ask(path).await?;
     let disks = status::disks::ask(path).await?;
@@ -51,7 +51,7 @@ pub async fn ask(path: &Path) -> anyhow::Result<Answer> {
     Ok(Answer { process, status, disks })
 }
 
-/// Everything that is to be said, most important first.
+/// Returns all findings, the most important first.
 pub fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     let mut findings = vec![agent::settings(patient), agent::running(patient)];
     findings.extend(agent::namespace(patient));

@@ -1,4 +1,4 @@
-//! The assembly of `guestlet-host`: settings → parts → run → drain.
+//! Assembly of `guestlet-host`: settings → parts → run → drain.
 
 use std::collections::BTreeSet;
 use std::fs::DirBuilder;
@@ -48,33 +48,33 @@ pub use node::NodeOptions;
 use settings::{Followed, Reloader};
 use told::{listen_for_metrics, watch_over};
 
-/// How long the tasks may take to end.
+/// Time for the tasks to end.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
-/// The same of a controller, which ends the changes that it has begun in the cluster, and gives the Lease back. Less than the 15 s
-/// that its pod has.
+/// Time for the tasks of a controller, which completes the changes that it has begun in the cluster, and
+/// releases the Lease. Less than the 15 s that its pod has.
 #[cfg(feature = "kubevirt")]
 const CONTROLLER_DRAIN: Duration = Duration::from_secs(14);
-/// How long the end waits for calls to the system that have not come back, as those of a pool that hangs. What they leave
-/// is taken up at the next start.
+/// Longest wait at the end for system calls that have not returned, such as those on a pool that hangs. Work
+/// that they leave unfinished is resumed at the next start.
 const LEFT_BEHIND: Duration = Duration::from_secs(5);
-/// How often systemd is told how many sessions there are.
+/// Interval at which the number of sessions is reported to systemd.
 const STATUS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often it is said which audit records were left out or lost.
+/// Interval at which missing audit records are reported.
 const AUDIT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long systemd waits for a start with corrected settings.
+/// Pause before the program exits because of wrong settings, so that systemd does not restart it at once.
 const WRONG_SETTINGS_PAUSE: Duration = Duration::from_secs(10);
 
-/// Whose VMs are served.
+/// Role of the host half, which determines the VMs that it serves.
 #[derive(Debug, Clone)]
 pub enum Role {
-    /// Those of this machine, which the settings list.
+    /// Serves the VMs of this machine, which the settings list.
     Machine,
-    /// Those of a node of a Kubernetes cluster.
+    /// Serves the VMs of a node of a Kubernetes cluster.
     #[cfg(feature = "kubevirt")]
     Node(NodeOptions),
-    /// Those of such a cluster: plugs volumes into them, for its nodes.
+    /// Serves the VMs of a whole cluster: attaches volumes to them for its nodes.
     #[cfg(feature = "kubevirt")]
     Controller(ControllerOptions),
 }
@@ -90,7 +90,7 @@ impl Role {
         }
     }
 
-    /// How long its tasks may take to end.
+    /// Returns the time for the tasks of this role to end.
     fn drain(&self) -> Duration {
         match self {
             #[cfg(feature = "kubevirt")]
@@ -99,7 +99,7 @@ impl Role {
         }
     }
 
-    /// What guests are told that their host is called.
+    /// Returns the name of the host as reported to guests.
     fn host_name(&self) -> String {
         match self {
             Self::Machine => host_name(),
@@ -111,34 +111,34 @@ impl Role {
     }
 }
 
-/// Which settings, and how much to log.
+/// Options of the command line.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Whose VMs.
+    /// Role of the host half.
     pub role: Role,
-    /// The main file.
+    /// Main settings file.
     pub file: PathBuf,
-    /// The main file has to exist.
+    /// True if the main file has to exist.
     pub required: bool,
-    /// Log what is of interest only while looking for a fault.
+    /// True to log what is of interest only while looking for a fault.
     pub verbose: bool,
 }
 
-/// Reads and checks the settings, and does nothing else.
+/// Reads and checks the settings, without any other effect.
 ///
 /// # Errors
-/// If they are wrong, with file and line.
+/// Fails if they are wrong, with file and line.
 pub fn check(options: &Options) -> anyhow::Result<HostSettings> {
     Ok(HostSettings::load(&options.file, options.required, options.role.of_settings())?)
 }
 
-/// Whether it is the settings that are wrong.
+/// Returns whether an error was caused by wrong settings.
 pub fn is_of_settings(error: &anyhow::Error) -> bool {
     error.is::<crate::config::Error>()
 }
 
-/// Waits before the end if systemd is to start the program again: wrong settings stay wrong until somebody
-/// mends them, and `RestartSec=` is short for the sake of crashes.
+/// Waits before the exit if systemd is to start the program again: wrong settings stay wrong until somebody
+/// corrects them, and `RestartSec=` is short because of crashes.
 pub fn pause_under_systemd() {
     if std::env::var_os("NOTIFY_SOCKET").is_some() {
         service::status("The settings are invalid; see the log");
@@ -149,7 +149,7 @@ pub fn pause_under_systemd() {
 /// Runs the host half until a signal ends it.
 ///
 /// # Errors
-/// If the settings are wrong, the socket cannot be served, or a task ended by itself.
+/// Fails if the settings are wrong, the socket cannot be served, or a task ended by itself.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let settings = check(options)?;
     logging::init("guestlet-host", options.verbose, None)?;
@@ -185,14 +185,14 @@ async fn serve(options: Options, settings: HostSettings) -> anyhow::Result<()> {
     outcome
 }
 
-/// What every role begins with.
+/// Parts that every role starts with.
 struct Begun {
-    /// Where people ask.
+    /// Socket for guestctl.
     socket: Listener,
     metrics: Vec<scrape::Listener>,
     half: Arc<Half>,
     trust: Arc<Trust>,
-    /// The settings, as they were read.
+    /// Settings as they were read at the start.
     settings: HostSettings,
     reloader: Reloader,
     followed: Followed,
@@ -216,7 +216,7 @@ impl Begun {
     }
 }
 
-/// The host half of the VMs of a machine or a node, which has sessions with their guests.
+/// Starts the host half of a machine or a node, which has sessions with the guests of its VMs.
 async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> anyhow::Result<()> {
     let Begun { socket, metrics, half, trust, settings, reloader, followed } = begun;
     let (fleet, changes, handle) = Fleet::new(Arc::clone(&half));
@@ -290,7 +290,8 @@ async fn assemble(role: &Role, begun: Begun, supervisor: &mut Supervisor) -> any
     Ok(())
 }
 
-/// What answers guests about their clusters, and what is to tell it which VMs have changed.
+/// Starts the part that answers guests about their clusters. Returns its handle, and the record through which
+/// it learns of changed VMs.
 fn assemble_cloud(
     supervisor: &mut Supervisor,
     half: &Arc<Half>,
@@ -333,7 +334,7 @@ fn assemble_cloud(
     (handle, changed)
 }
 
-/// A task that ends well.
+/// Starts a task whose end is not a failure.
 fn spawn_until(
     supervisor: &mut Supervisor,
     name: &'static str,
@@ -345,24 +346,24 @@ fn spawn_until(
     });
 }
 
-/// What a task does.
+/// Work of a task.
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What depends on the role.
+/// Parts that depend on the role.
 struct Parts {
     kind: backends::Kind,
-    /// Where this host is.
+    /// Topology of this host.
     topology: watch::Receiver<Arc<Topology>>,
     standing: backends::Standing,
-    /// Answers what guests ask of volumes and their clusters, if this host half does not do so itself.
+    /// Answers the guests' calls about volumes and their clusters, if this host half does not do so itself.
     for_guests: Option<ForGuests>,
-    /// Is told which VMs have changed.
+    /// Receives which VMs have changed.
     changed: Option<Arc<Changed>>,
-    /// What else is to run, with its name.
+    /// Further tasks, with their names.
     beside: Vec<(&'static str, Work)>,
 }
 
-/// Answers what guests ask.
+/// Parts that answer the calls of guests.
 struct ForGuests {
     volumes: Arc<dyn for_guests::Volumes>,
     cloud: Arc<dyn for_guests::Cloud>,
@@ -404,7 +405,7 @@ async fn parts(
     }
 }
 
-/// Says now and then which records were left out or lost.
+/// Reports at intervals which audit records were left out or lost.
 async fn settle(half: Arc<Half>, shutdown: CancellationToken) -> anyhow::Result<()> {
     let mut ticks = tokio::time::interval(AUDIT_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -414,7 +415,7 @@ async fn settle(half: Arc<Half>, shutdown: CancellationToken) -> anyhow::Result<
     Ok(())
 }
 
-/// The keys of guests and of this host half.
+/// Opens the keys of guests and of this host half.
 fn trust(settings: &TrustSettings) -> anyhow::Result<Trust> {
     let folder = &settings.folder;
     DirBuilder::new()
@@ -430,7 +431,7 @@ fn trust(settings: &TrustSettings) -> anyhow::Result<Trust> {
     Ok(Trust::new(identity, Pins::open(folder.join("guests"))?))
 }
 
-/// Makes the socket, and its folder if need be.
+/// Binds the socket, and creates its directory if necessary.
 fn listen(path: &Path) -> anyhow::Result<Listener> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)
@@ -445,7 +446,7 @@ fn listen(path: &Path) -> anyhow::Result<Listener> {
     })
 }
 
-/// Tells systemd that the fleet answers, and how many sessions there are.
+/// Notifies systemd that the fleet answers, and of the number of sessions.
 async fn notify(fleet: Handle, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = sd_notify::watchdog_enabled();
     let interval = watchdog.map_or(STATUS_INTERVAL, |watchdog| STATUS_INTERVAL.min(watchdog / 2));
@@ -457,7 +458,7 @@ async fn notify(fleet: Handle, shutdown: CancellationToken) -> anyhow::Result<()
             () = shutdown.cancelled() => return Ok(()),
             _ = ticks.tick() => {}
         }
-        // The fleet may be gone already when a shutdown has just begun.
+        // The fleet may have ended already when a shutdown has just begun.
         let Ok(tally) = fleet.tally().await else {
             shutdown.cancelled().await;
             return Ok(());

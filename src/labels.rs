@@ -1,28 +1,29 @@
-//! Labels as Kubernetes takes them, and which of them a kubelet may set on its own Node. Pure.
+//! Validity of Kubernetes labels, and which of them a kubelet may set on its own Node. Pure.
 //!
-//! The rules are those of the API server: for keys and values those of all objects, for who may set what those of the
-//! admission plugin `NodeRestriction`.
+//! The rules are those of the API server: keys and values follow those of all objects; the permission to set them
+//! follows the admission plugin `NodeRestriction`.
 
-/// The label of a Node's region.
+/// Label with the region of a Node.
 pub const REGION: &str = "topology.kubernetes.io/region";
-/// The label of a Node's zone.
+/// Label with the zone of a Node.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
-/// The label of a Node's host, and the key by which kubelet is told of it: volumes of a host are for its Nodes.
+/// Label with the host of a Node, and the topology key that is reported to kubelet: volumes of a host are for its
+/// Nodes.
 pub const HOST: &str = "guestlet.io/host";
 
-/// The annotation of a Node with the keys of the labels that guestlet has set, separated by commas.
+/// Annotation of a Node with the keys of the labels that guestlet has set, separated by commas.
 pub const OWNED_LABELS: &str = "guestlet.io/owned-labels";
-/// The annotation of a Node that says where it runs, also where its labels say otherwise.
+/// Annotation of a Node with the place where it runs, even if its labels say something else.
 pub const RUNS_IN: &str = "guestlet.io/runs-in";
-/// The annotation of a Node that names the cloud provider which sees to its labels, if that is guestlet's.
+/// Annotation of a Node with the cloud provider that maintains its labels, if that is guestlet's.
 pub const CLOUD_PROVIDER: &str = "guestlet.io/cloud-provider";
 
-/// Longest name of a key, and longest value, in bytes.
+/// Maximum length of a key's name, and of a value, in bytes.
 const MAX_NAME: usize = 63;
-/// Longest prefix of a key, in bytes.
+/// Maximum length of a key's prefix, in bytes.
 const MAX_PREFIX: usize = 253;
 
-/// What kubelet finds out and sets by itself.
+/// Labels that kubelet determines and sets by itself.
 const OF_KUBELET: [&str; 8] = [
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -34,7 +35,7 @@ const OF_KUBELET: [&str; 8] = [
     "node.kubernetes.io/windows-build",
 ];
 
-/// Letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+/// Returns whether a text has only letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
 fn is_name(text: &str) -> bool {
     let bytes = text.as_bytes();
     let ends = [bytes.first(), bytes.last()];
@@ -44,7 +45,7 @@ fn is_name(text: &str) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
 
-/// Whether a text is an RFC 1123 subdomain, as the names of most objects and the prefixes of labels are.
+/// Returns whether a text is an RFC 1123 subdomain, as the names of most objects and the prefixes of labels are.
 pub fn is_subdomain(text: &str) -> bool {
     let inside = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let label = |label: &str| {
@@ -56,10 +57,10 @@ pub fn is_subdomain(text: &str) -> bool {
     text.len() <= MAX_PREFIX && text.split('.').all(label)
 }
 
-/// Checks a value that is not empty.
+/// Checks a value that must not be empty.
 ///
 /// # Errors
-/// If Kubernetes would refuse it, or it is empty; in words for people.
+/// A message for the user, if the value is empty or Kubernetes would refuse it.
 pub fn check_value(value: &str) -> Result<(), String> {
     if value.is_empty() {
         return Err("it is empty; leave out the key if it has no value".to_owned());
@@ -79,7 +80,7 @@ pub fn check_value(value: &str) -> Result<(), String> {
 /// Checks a key, such as `example.com/rack`.
 ///
 /// # Errors
-/// If Kubernetes would refuse it; in words for people.
+/// A message for the user, if Kubernetes would refuse the key.
 pub fn check_key(key: &str) -> Result<(), String> {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     if let Some(prefix) = prefix
@@ -98,10 +99,10 @@ pub fn check_key(key: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that a kubelet's credential may set the label, and that it is for us to set.
+/// Checks that a kubelet's credential may set the label, and that guestlet should set it.
 ///
 /// # Errors
-/// If not: with the reason, in words for people.
+/// A message for the user with the reason, if not.
 pub fn check_settable(key: &str) -> Result<(), String> {
     check_key(key)?;
     if key == REGION || key == ZONE {

@@ -1,7 +1,7 @@
-//! guestlet: one light agent inside every guest VM and one controller half on every host, talking over
+//! guestlet: one light agent inside every guest VM and one controller half on every host, which communicate over
 //! virtio-vsock.
 //!
-//! The rooms, and who may import whom (held by `tests/architecture.rs`):
+//! The rooms (top-level modules), and which may import which (held by `tests/architecture.rs`):
 //!
 //! ```text
 //! bin ─┬─ agent ─┬─ qga ──┐
@@ -21,15 +21,17 @@
 //!      └─ applications
 //! ```
 //!
-//! `kubernetes` is what clients of an API server have in common. `wire` (framings and protobuf) may be imported by every protocol; it imports nothing. `trust` has the keys of both ends
-//! of a session; `policy` decides who may do what in a guest, for `qga` and `rpc`; `access` decides which users of a host may
-//! ask for what; `addresses` reads IP addresses as settings and requests write them. `receipt` is what is told of a freeze, for guests and
-//! hosts; `applications` are clients of databases, in processes of their own, which `guest` starts; `metrics` is what guests measure, and `events` what happens in
-//! them, for guests and hosts; `text` is how sizes and tables look to people; `labels` knows what Kubernetes takes for one; `pace` limits what others cause;
-//! `copies` reads and writes what is copied, in a guest for `rpc` and here for `ctl`. `turns` gives
-//! one operation at a time the right to work on a thing. `supervise` owns every task. `agent` and `hostd`
-//! are the assemblies: the readers of `config`, beside `doctor` and `privileges`, which tell people and systemd what
-//! settings come to.
+//! `kubernetes` is the common code of clients of an API server. `wire` (framings and protobuf) may be imported by
+//! every protocol; it imports nothing. `trust` has the keys of both ends of a session. `policy` decides who may do
+//! what in a guest, for `qga` and `rpc`; `access` decides which users of a host may make which requests.
+//! `addresses` parses the IP addresses of settings and requests. `receipt` is the record of a freeze, for guests
+//! and hosts. `applications` are clients of databases in processes of their own, which `guest` starts. `metrics`
+//! is what guests measure and `events` is what happens in them, both for guests and hosts. `text` formats sizes
+//! and tables for users; `labels` knows which labels Kubernetes accepts; `pace` limits work that others cause.
+//! `copies` reads and writes the files of a copy, in a guest for `rpc` and here for `ctl`. `turns` gives one
+//! operation at a time the right to work on an object. `supervise` owns every task. `agent` and `hostd` are the
+//! assemblies: they read `config`, as do `doctor` and `privileges`, which report to users and to systemd what the
+//! settings amount to.
 
 #[cfg(feature = "host")]
 pub mod access;
@@ -89,5 +91,5 @@ pub mod trust;
 pub mod turns;
 pub mod wire;
 
-/// The version of this package, as `--version` and `GuestInfo.agent_version` give it.
+/// Version of this package, as reported by `--version` and `GuestInfo.agent_version`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

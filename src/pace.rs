@@ -1,5 +1,5 @@
-//! How much is done, written or said of what others cause: a few things at once, and some in the long run. The rest is counted.
-//! Pure, but for [`Complaints`]: the caller gives the time.
+//! Rate limits on work, records and log lines that others cause: a burst at once, then a steady rate. The rest is
+//! counted. Pure, except for [`Complaints`]: the caller passes the time.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,40 +7,40 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How many there may be of something.
+/// Rate that is allowed: a token bucket.
 #[derive(Debug, Clone, Copy)]
 pub struct Rate {
-    /// So many at once.
+    /// Number that is allowed at once.
     pub burst: u32,
-    /// One more after this time.
+    /// Time after which one more is allowed.
     pub again: Duration,
 }
 
-/// What there was of something of which there may be a limited number.
+/// Use of a rate so far.
 #[derive(Debug, Clone, Copy)]
 pub struct Count {
-    /// When none of it counts any more.
+    /// Time at which the full burst is available again.
     until: Instant,
 }
 
 impl Count {
-    /// There was none yet.
+    /// Creates a count of nothing.
     pub fn new(now: Instant) -> Self {
         Self { until: now }
     }
 
-    /// How long it is until there may be one more; zero: it may be now.
+    /// Returns the time until one more is allowed; zero if it is allowed now.
     pub fn wait(&self, rate: Rate, now: Instant) -> Duration {
         let full = rate.again * rate.burst;
         (self.until.max(now) + rate.again).saturating_duration_since(now + full)
     }
 
-    /// There was one.
+    /// Counts one more, allowed or not.
     pub fn add(&mut self, rate: Rate, now: Instant) {
         self.until = self.until.max(now) + rate.again;
     }
 
-    /// Whether there may be one more, which counts then.
+    /// Returns whether one more is allowed, and counts it if so.
     pub fn take(&mut self, rate: Rate, now: Instant) -> bool {
         let may = self.wait(rate, now).is_zero();
         if may {
@@ -49,13 +49,13 @@ impl Count {
         may
     }
 
-    /// Whether none of it counts any more.
+    /// Returns whether the full burst is available again, so that the count may be forgotten.
     pub fn is_over(&self, now: Instant) -> bool {
         self.until <= now
     }
 }
 
-/// What somebody causes that is written down, and how much of it was not.
+/// Count of one source's records: those written at the allowed rate, and those left out.
 #[derive(Debug)]
 pub struct Held {
     count: Count,
@@ -64,12 +64,12 @@ pub struct Held {
 }
 
 impl Held {
-    /// Nothing was caused yet.
+    /// Creates a count of nothing.
     pub fn new(now: Instant) -> Self {
         Self { count: Count::new(now), left_out: 0, last: now }
     }
 
-    /// Whether one more is written down; else it is counted.
+    /// Returns whether one more record may be written; if not, counts it as left out.
     pub fn admit(&mut self, rate: Rate, now: Instant) -> bool {
         self.last = now;
         let is_admitted = self.count.take(rate, now);
@@ -77,14 +77,14 @@ impl Held {
         is_admitted
     }
 
-    /// Takes how many were not written down and are not told yet.
+    /// Takes the number of records that were left out and not yet reported.
     pub fn take_left_out(&mut self) -> u64 {
         std::mem::take(&mut self.left_out)
     }
 }
 
-/// Takes of each how many were not written down and are not told yet, if there are any, and forgets who has caused nothing for so
-/// long.
+/// Takes, for each source that has any, the number of records that were left out and not yet reported. Forgets
+/// sources that have caused nothing for `idle`.
 pub fn settle<K: Clone + Ord>(all: &mut BTreeMap<K, Held>, idle: Duration, now: Instant) -> Vec<(K, u64)> {
     let mut left_out = Vec::new();
     all.retain(|key, held| {
@@ -97,7 +97,7 @@ pub fn settle<K: Clone + Ord>(all: &mut BTreeMap<K, Held>, idle: Duration, now: 
     left_out
 }
 
-/// One line a second in the log.
+/// Rate limit of one log line a second.
 #[derive(Debug, Default)]
 pub struct Lines {
     last: Option<Instant>,
@@ -107,7 +107,7 @@ pub struct Lines {
 impl Lines {
     const INTERVAL: Duration = Duration::from_secs(1);
 
-    /// Whether there may be one more line; then, how many there were not since the last one.
+    /// Returns, if one more line may be logged, the number of lines that were left out since the last one.
     pub fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < Self::INTERVAL) {
             self.hold();
@@ -117,23 +117,24 @@ impl Lines {
         Some(std::mem::take(&mut self.held))
     }
 
-    /// There is no line of something.
+    /// Counts a line that is left out.
     pub fn hold(&mut self) {
         self.held += 1;
     }
 }
 
-/// Says what clients of a channel do wrong: at most one line a second, however much they send and however often they come.
+/// Log of what clients of a channel do wrong: at most one line a second, however much they send and however often
+/// they connect.
 #[derive(Debug, Default)]
 pub struct Complaints(Mutex<Lines>);
 
 impl Complaints {
-    /// As [`tell`](Self::tell), of the peer of this name.
+    /// Logs a problem as [`tell`](Self::tell) does, with the name of the peer.
     pub fn say(&self, peer: &str, problem: &dyn std::fmt::Display) {
         self.tell(&format_args!("{peer}: {problem}"));
     }
 
-    /// Logs a problem, or counts it; the next line says how many there were.
+    /// Logs a problem, or counts it; the next line says how many were left out.
     pub fn tell(&self, problem: &dyn std::fmt::Display) {
         let admitted = self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
         match admitted {

@@ -1,7 +1,7 @@
-//! Which privileges the settings leave the agent: `guestlet unit-options`, which systemd's generator asks.
+//! Privileges that the settings leave the agent: `guestlet unit-options`, which is run by the systemd generator.
 //!
-//! An agent that may run programs may do everything, and so keeps all privileges: whatever is taken from it is taken from
-//! the programs, too. One that runs none keeps those that its functions need. To add a function: its line in `NEEDS`.
+//! An agent that may run programs keeps all privileges: whatever is taken from it is taken from the programs, too.
+//! One that runs none keeps those that its functions need. To add a function: its line in `NEEDS`.
 
 use std::fmt::Write as _;
 
@@ -11,17 +11,19 @@ use crate::qga::table;
 
 const PASSWORD: &str = "guest-set-user-password";
 
-/// Commands of QGA, and the capabilities that they need beyond [`ALWAYS`]. One that is not here needs none.
+/// Commands of QGA with the capabilities that they need in addition to [`ALWAYS`]. A command that is not here
+/// needs none.
 const NEEDS: &[(&[&str], &[&str])] = &[
     (&["guest-set-time"], &["CAP_SYS_TIME"]),
     (&["guest-shutdown"], &["CAP_SYS_BOOT"]),
     (&[PASSWORD], &["CAP_AUDIT_WRITE"]),
-    // Done as the user whose keys they are.
+    // Keys are read and written as the user that they belong to.
     (&["guest-ssh-add-authorized-keys", "guest-ssh-remove-authorized-keys"], &["CAP_SETGID", "CAP_SETUID"]),
     (&["guest-ssh-get-authorized-keys"], &["CAP_SETGID", "CAP_SETUID"]),
 ];
 
-/// What mounts, formats, grows, freezes, releases and finds out who uses disks, and what reads of all processes.
+/// Capabilities that are always kept: for mounting, formatting, growing, freezing and releasing disks, for finding
+/// their users, and for reading the data of all processes.
 const ALWAYS: &[&str] = &[
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -37,7 +39,8 @@ const ALWAYS: &[&str] = &[
     "CAP_SYS_RESOURCE",
 ];
 
-/// What does not concern an agent that runs no programs of others. None of these makes a mount namespace.
+/// Further options of the unit, which do not affect an agent that runs no programs for others. None of them
+/// creates a mount namespace.
 const ALSO: &[(&str, &str)] = &[
     ("NoNewPrivileges", "yes"),
     ("LockPersonality", "yes"),
@@ -50,7 +53,7 @@ const ALSO: &[(&str, &str)] = &[
     ("SystemCallErrorNumber", "EPERM"),
 ];
 
-/// The first reason why the agent keeps all privileges.
+/// Returns the first reason why the agent keeps all privileges.
 fn all_needed_by(settings: &AgentSettings) -> Option<&'static str> {
     if settings.fsfreeze_hook.is_some() {
         return Some("qga.fsfreeze-hook is set, and a hook may do anything");
@@ -61,13 +64,13 @@ fn all_needed_by(settings: &AgentSettings) -> Option<&'static str> {
     is_wanted(settings, "guest-exec").then_some("guest-exec may be called, and what it runs may do anything")
 }
 
-/// Whether anybody may call a command, or a verb that does the same. What the line of a key gives is not known here: a host half
-/// that is to set the clock, the processors or passwords has it by a grant.
+/// Returns whether a client may call a command, or a verb that does the same. The roles in the line of a key are
+/// not known here: a host half that is to set the clock, the processors or passwords needs a grant.
 fn is_wanted(settings: &AgentSettings, command: &str) -> bool {
     may_call(settings, command) || host_may_call(settings, command)
 }
 
-/// Whether a host half may, by a grant or without one.
+/// Returns whether a host half may call a command, by a grant or without one.
 fn host_may_call(settings: &AgentSettings, command: &str) -> bool {
     let Some(row) = table::find(command).and_then(|place| table::COMMANDS.get(place)) else { return false };
     let detail = if command == PASSWORD { Detail::Password } else { Detail::None };
@@ -83,7 +86,7 @@ fn host_may_call(settings: &AgentSettings, command: &str) -> bool {
         && (rules.granted(&asked).passes() || is_granted())
 }
 
-/// Whether QGA clients may call a command.
+/// Returns whether QGA clients may call a command.
 pub fn may_call(settings: &AgentSettings, command: &str) -> bool {
     let Some(row) = table::find(command).and_then(|place| table::COMMANDS.get(place)) else { return false };
     let protocol = row.class == table::Class::Protocol;
@@ -92,10 +95,10 @@ pub fn may_call(settings: &AgentSettings, command: &str) -> bool {
     settings.qga != QgaChannel::None && settings.rules.decide(&asked).passes()
 }
 
-/// The options of the agent's unit that take away what the settings leave unused; or why there are none.
+/// Returns the options of the agent's unit that drop the privileges which the settings leave unused.
 ///
 /// # Errors
-/// That is no fault: it says which function needs everything.
+/// The function that needs all privileges, if there is one. That is not a fault.
 pub fn options(settings: &AgentSettings) -> Result<Vec<(&'static str, String)>, &'static str> {
     if let Some(reason) = all_needed_by(settings) {
         return Err(reason);
@@ -105,7 +108,7 @@ pub fn options(settings: &AgentSettings) -> Result<Vec<(&'static str, String)>, 
     Ok(options)
 }
 
-/// The capabilities that an agent with these settings needs, if it does not need all.
+/// Returns the capabilities that an agent with these settings needs, if it does not need all.
 fn capabilities(settings: &AgentSettings) -> Vec<&'static str> {
     let mut needed = ALWAYS.to_vec();
     for (commands, capabilities) in NEEDS {
@@ -113,11 +116,11 @@ fn capabilities(settings: &AgentSettings) -> Vec<&'static str> {
             needed.extend(*capabilities);
         }
     }
-    // The processes and commands of applications are their users'.
+    // Clients of databases and commands of applications run as the users of the applications.
     if settings.applications.any() && is_wanted(settings, "guest-fsfreeze-freeze") {
         needed.extend(["CAP_SETGID", "CAP_SETUID"]);
     }
-    // Ports below 1024, where systemd holds none.
+    // To bind ports below 1024, if systemd does not pass a socket.
     let vsock = |channel: &ApiChannel| matches!(channel, ApiChannel::Vsock { .. });
     let listens = matches!(settings.qga, QgaChannel::VsockListen { .. });
     if listens || vsock(&settings.control) {
@@ -128,7 +131,7 @@ fn capabilities(settings: &AgentSettings) -> Vec<&'static str> {
     needed
 }
 
-/// The text of a drop-in for the agent's unit.
+/// Returns the text of a drop-in for the agent's unit.
 pub fn drop_in(settings: &AgentSettings) -> String {
     match options(settings) {
         Err(reason) => format!("# Nothing is restricted: {reason}.\n"),
@@ -156,7 +159,7 @@ mod tests {
         load(&Places::from(std::path::Path::new("/nonexistent")), Program::Guestlet, fragment).unwrap()
     }
 
-    /// Grants are read from files alone.
+    /// Parses settings from a file, because grants are read from files only.
     #[allow(clippy::disallowed_methods)]
     fn settings_in_file(text: &str) -> AgentSettings {
         let folder = tempfile::tempdir().unwrap();
@@ -194,7 +197,7 @@ mod tests {
         assert!(!set("qga.block-rpcs = ['guest-exec']\nqga.passwords.allow = false").contains("AUDIT_WRITE"));
         assert!(set("qga.method = 'none'").contains("SYS_TIME"), "host halves may set the clock");
         assert!(!set("qga.method = 'none'\ncontrol.listen = 'none'").contains("SYS_TIME"));
-        // A grant takes away what it does not give, unless nothing is enforced yet.
+        // With a grant for a client, only its roles count, unless nothing is enforced yet.
         let plain = "[[grant]]\nhost = 'plain'\nprofile = 'volumes'\n";
         let monitored = set(&format!("{plain}[[grant]]\nhost = 'qga'\nprofile = 'monitor'"));
         for capability in ["SYS_TIME", "SYS_BOOT", "AUDIT_WRITE", "SETUID"] {
@@ -220,7 +223,7 @@ mod tests {
                 assert!(COMMANDS.iter().any(|row| row.name == *command), "{command}");
             }
         }
-        // Each of these would make a mount namespace: what the agent mounts would not be seen by the guest.
+        // Each of these would create a mount namespace, and the guest would not see what the agent mounts.
         for (option, _) in ALSO {
             let makes_one = [
                 "Protect",

@@ -1,5 +1,5 @@
-//! `guestlet status`: asks the running agent, and shows its answer to people or programs. [`disks`] is
-//! `guestlet disks`, [`topology`] `guestlet topology`.
+//! `guestlet status`: requests the status of the running agent, and shows it to people or programs. [`disks`]
+//! is `guestlet disks`, [`topology`] `guestlet topology`.
 
 pub mod disks;
 pub mod topology;
@@ -20,28 +20,29 @@ use crate::transport::http2::{self, ORIGIN};
 use crate::wire::proto::v1::local_client::LocalClient;
 use crate::wire::proto::v1::{FreezeStatus, GetStatusRequest, ResetKeysRequest, Status, ThawRequest};
 
-/// How long the agent may take to answer.
+/// Timeout for the agent's answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long a thaw, with its hooks, may take.
+/// Timeout for a thaw and its hooks.
 const THAW_DEADLINE: Duration = Duration::from_secs(180);
 
-/// How long the agent may take to remove the files of its keys, each of which has to be gone from the disk.
+/// Timeout for the removal of the agent's key files, each of which has to be removed from the disk as well.
 const RESET_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Asks the agent that serves the socket at `path`.
+/// Requests the status of the agent that serves the socket at `path`.
 ///
 /// # Errors
-/// In words for people: the agent does not run, the caller is not root, or there is no answer.
+/// Fails with a message for people: the agent is not running, the caller is not root, or there is no answer.
 pub async fn ask(path: &Path) -> anyhow::Result<Status> {
     call(path, DEADLINE, async |mut client| Ok(client.get_status(GetStatusRequest {}).await?.into_inner()))
         .await
 }
 
-/// Asks the agent that serves the socket at `path` to thaw all file systems; says how many were frozen.
+/// Requests the agent that serves the socket at `path` to thaw all file systems; returns how many were
+/// frozen.
 ///
 /// # Errors
-/// In words for people, as [`ask`]; or what the agent says.
+/// Fails with a message for people, as [`ask`] does, or with the message of the agent.
 pub async fn thaw(path: &Path) -> anyhow::Result<u64> {
     call(path, THAW_DEADLINE, async |mut client| match client.thaw(ThawRequest {}).await {
         Ok(answer) => Ok(answer.into_inner().thawed),
@@ -50,15 +51,15 @@ pub async fn thaw(path: &Path) -> anyhow::Result<u64> {
     .await
 }
 
-/// Has the agent that serves the socket at `path` forget its keys. Returns whether something still gives it keys; `None` if no
-/// agent is running.
+/// Requests the agent that serves the socket at `path` to forget its keys. Returns whether something still
+/// supplies it with keys; `None` if no agent is running.
 ///
 /// # Errors
-/// In words for people, as [`ask`]; or what the agent says.
+/// Fails with a message for people, as [`ask`] does, or with the message of the agent.
 pub async fn reset_keys(path: &Path) -> anyhow::Result<Option<bool>> {
     match UnixStream::connect(path).await {
         Err(error) if is_not_running(&error) => return Ok(None),
-        // Anything else is told by the call.
+        // The call reports any other error.
         _ => {}
     }
     let reset = call(path, RESET_DEADLINE, async |mut client| {
@@ -94,7 +95,8 @@ async fn call<T>(
         .with_context(|| format!("the agent does not answer within {} s", deadline.as_secs()))?
 }
 
-/// Beside [`call`], so that the program has this once, and not for each kind of answer.
+/// Connects to the agent. Separate from [`call`], so that this code is not compiled once for each kind of
+/// answer.
 async fn dial(path: &Path) -> anyhow::Result<(LocalClient<http2::Client>, http2::Connection)> {
     let stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
@@ -107,12 +109,12 @@ async fn dial(path: &Path) -> anyhow::Result<(LocalClient<http2::Client>, http2:
             _ => return Err(error).with_context(|| format!("cannot connect to {}", path.display())),
         },
     };
-    // The agent's part of the handshake is not waited for.
+    // The agent's part of the handshake is not awaited here.
     let (client, connection) = http2::connect(stream).await?;
     Ok((LocalClient::with_origin(client, http::Uri::from_static(ORIGIN)), connection))
 }
 
-/// The answer for people.
+/// Formats the answer for people.
 pub fn table(status: &Status) -> String {
     let mut lines: Vec<(&str, String)> = Vec::new();
     let guest = status.guest.clone().unwrap_or_default();
@@ -196,7 +198,7 @@ fn freeze_words(freeze: &FreezeStatus) -> String {
     words
 }
 
-/// The answer for programs.
+/// Converts the answer to JSON for programs.
 pub fn json(status: &Status) -> Value {
     let guest = status.guest.clone().unwrap_or_default();
     let state = status.state.clone().unwrap_or_default();
@@ -271,12 +273,12 @@ pub fn json(status: &Status) -> Value {
     })
 }
 
-/// RFC 3339, or null.
+/// Formats a time by RFC 3339; `None` becomes null.
 fn time(time: Option<Timestamp>) -> Option<String> {
     time.map(|time| time.to_string())
 }
 
-/// How long ago that was, such as `3m12s`.
+/// Returns how long ago a time was, such as `3m12s`.
 fn age(time: Option<Timestamp>) -> String {
     let time = time.and_then(|time| SystemTime::try_from(time).ok());
     let Some(age) = time.and_then(|time| time.elapsed().ok()) else { return "an unknown time".to_owned() };

@@ -1,13 +1,13 @@
 //! Owns every task of a program: nothing else spawns.
 //!
-//! * A [`Supervisor`] holds the long-lived tasks that an assembly starts, each with a name. One that ends
-//!   before it was told to is a fault and ends the process (systemd starts it again).
+//! * A [`Supervisor`] holds the long-lived tasks that an assembly starts, each with a name. A task that ends
+//!   before shutdown is a fault and ends the process (systemd starts it again).
 //! * A [`Scope`] holds the short-lived children of one such task, for example the handlers of one
 //!   connection. Dropping the scope ends them all at their next await.
 //!
 //! ```text
 //! running ──signal──▶ draining ──all tasks ended──▶ done (Ok)
-//!    │                   └──deadline──▶ done (tasks left over are named and aborted)
+//!    │                   └──deadline──▶ done (remaining tasks are named and aborted)
 //!    └──a task ended──▶ draining ──…──▶ done (Err names the task)
 //! ```
 
@@ -24,7 +24,8 @@ use tokio::sync::oneshot;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Boxed: the futures around it would each have room for one of its own, and the program the event loop's code for each.
+/// Boxed future. Otherwise each future around it would need room for one more, and the event loop's code would be
+/// compiled again for each task.
 type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The long-lived tasks of one process.
@@ -36,12 +37,12 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// A supervisor without tasks.
+    /// Creates a supervisor without tasks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The token that is cancelled when the process has to end. Every task gets a clone.
+    /// Returns the token that is cancelled when the process has to end. Every task gets a clone.
     pub fn shutdown(&self) -> CancellationToken {
         self.shutdown.clone()
     }
@@ -118,13 +119,13 @@ pub fn termination() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Does `work` on a thread and a runtime of its own, so that nothing else waits for it. It is given up when this is dropped,
-/// and this completes when it has ended by itself, or cannot be begun.
+/// Runs `work` on its own thread and runtime, so that it does not hold up other tasks. Completes when the work has
+/// ended by itself, or could not be started. Dropping this future aborts the work.
 pub async fn apart<F: Future<Output = ()>>(name: &'static str, work: impl FnOnce() -> F + Send + 'static) {
     let stop = CancellationToken::new();
     let (_stopping, (ended, end)) = (stop.clone().drop_guard(), oneshot::channel::<()>());
     let on_thread = move || {
-        // However the thread ends, this is dropped.
+        // Dropped whichever way the thread ends, which completes `end`.
         let _ended = ended;
         match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => drop(runtime.block_on(stop.run_until_cancelled(work()))),
@@ -144,18 +145,18 @@ pub struct Scope {
     _cancel: DropGuard,
 }
 
-/// Starts tasks that belong to a [`Scope`].
+/// Handle for starting tasks that belong to a [`Scope`].
 #[derive(Debug, Clone)]
 pub struct Children(CancellationToken);
 
 impl Scope {
-    /// A scope without tasks.
+    /// Creates a scope without tasks.
     pub fn new() -> Self {
         let token = CancellationToken::new();
         Self { children: Children(token.clone()), _cancel: token.drop_guard() }
     }
 
-    /// A handle that starts tasks in this scope.
+    /// Returns a handle for starting tasks in this scope.
     pub fn children(&self) -> Children {
         self.children.clone()
     }
@@ -175,15 +176,15 @@ impl Children {
         F: Future + Send + 'static,
     {
         let token = self.0.clone();
-        // Mapped: a block that waits for it would have room for it twice.
+        // Mapped, because an async block that awaits the task would have room for it twice.
         let task: Task<()> = Box::pin(task.map(drop));
         drop(tokio::spawn(async move {
             let _: Option<()> = token.run_until_cancelled(task).await;
         }));
     }
 
-    /// Starts `work`, which goes on though whoever waits for this leaves. Completes with what comes of it; with nothing if it
-    /// panicked, or the scope ended before.
+    /// Starts `work`, which continues if the returned future is dropped. That future completes with the output; with
+    /// none if the work panicked, or the scope ended before it.
     pub fn run_to_end<F>(&self, work: F) -> impl Future<Output = Option<F::Output>> + use<F>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -193,7 +194,7 @@ impl Children {
         answered.map(Result::ok)
     }
 
-    /// Starts `task` likewise. If it panics, what comes of `after` takes its place, in the same task.
+    /// Starts `task` in the same way. If it panics, the future that `after` returns takes its place, in the same task.
     pub fn spawn_or<F, A>(&self, task: F, after: impl FnOnce() -> A + Send + 'static)
     where
         F: Future + Send + 'static,
@@ -202,7 +203,7 @@ impl Children {
         let mut task: Task<()> = Box::pin(task.map(drop));
         self.spawn(async move {
             let has_panicked = std::future::poll_fn(|context| {
-                // What is left of a task that has panicked is only dropped.
+                // A task that has panicked is never polled again, only dropped, so it may be in an inconsistent state.
                 match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))) {
                     Ok(polled) => polled.map(|()| false),
                     Err(_) => Poll::Ready(true),
@@ -210,7 +211,7 @@ impl Children {
             });
             if has_panicked.await {
                 drop(task);
-                // Boxed: hardly any ever panics.
+                // Boxed, because a panic is rare.
                 Box::pin(after()).await;
             }
         });

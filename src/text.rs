@@ -1,4 +1,4 @@
-//! How people are shown things, and write them: sizes, rows of tables, a dash where there is nothing, patterns of names.
+//! Text for users, and from them: sizes, tables, a dash in the place of an empty text, patterns of names.
 
 use std::cmp::Ordering;
 
@@ -7,12 +7,12 @@ pub mod findings;
 pub mod target;
 pub mod wildcard;
 
-/// Rows as columns of equal width, two spaces apart, with a line's end after each.
+/// Formats rows as columns of equal width, two spaces apart, with a line feed after each row.
 pub fn table<R: AsRef<[String]>>(rows: &[R]) -> String {
     painted_table(rows, |_, _, cell| cell.to_owned())
 }
 
-/// The same, with what `paint` makes of each cell; it is given the numbers of the row and of the column.
+/// Formats rows as `table` does, with each cell replaced by what `paint` returns for its row and column number.
 pub fn painted_table<R: AsRef<[String]>>(rows: &[R], paint: impl Fn(usize, usize, &str) -> String) -> String {
     let mut widths = vec![0; rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0)];
     for row in rows {
@@ -22,7 +22,7 @@ pub fn painted_table<R: AsRef<[String]>>(rows: &[R], paint: impl Fn(usize, usize
     }
     let mut text = String::new();
     for (number, row) in rows.iter().enumerate() {
-        // Spaces before the next cell that shows anything.
+        // Spaces to insert before the next cell that is not empty.
         let mut owed = 0;
         for (column, (cell, width)) in row.as_ref().iter().zip(&widths).enumerate() {
             let cell = cell.trim_end();
@@ -38,7 +38,7 @@ pub fn painted_table<R: AsRef<[String]>>(rows: &[R], paint: impl Fn(usize, usize
     text
 }
 
-/// A size, such as `10 GiB` or `1.5 TiB`.
+/// Formats a size, such as `10 GiB` or `1.5 TiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let (mut whole, mut tenths, mut unit) = (bytes, 0, 0);
@@ -51,10 +51,10 @@ pub fn size(bytes: u64) -> String {
     if tenths == 0 { format!("{whole} {name}") } else { format!("{whole}.{tenths} {name}") }
 }
 
-/// A size as people write it: a number of bytes, or one with K, M, G or T for the powers of 1024.
+/// Parses a size as users write it: a number of bytes, or one with K, M, G or T for the powers of 1024.
 ///
 /// # Errors
-/// With what is wrong, if it is none.
+/// A message for the user, if the text is not a size, or the size is 0 or too large.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || "give a number, optionally with K, M, G or T, such as 10G".to_owned();
     let digits = text.trim_end_matches(|one: char| one.is_ascii_alphabetic());
@@ -70,7 +70,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
 }
 
-/// A size in the largest unit in which it is a whole number, as [`parse_size`] takes it.
+/// Formats a size in the largest unit in which it is a whole number, for [`parse_size`].
 pub fn exact_size(bytes: u64) -> String {
     let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let fits = |(shift, _): &(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= *shift;
@@ -80,7 +80,7 @@ pub fn exact_size(bytes: u64) -> String {
         .map_or(bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
 
-/// Compares as people count: numbers in the texts as numbers, so that `web-2` comes before `web-10`.
+/// Compares texts with the numbers in them as numbers, so that `web-2` comes before `web-10`.
 pub fn natural_order(one: &str, other: &str) -> Ordering {
     let (mut one_rest, mut other_rest) = (one, other);
     loop {
@@ -92,7 +92,7 @@ pub fn natural_order(one: &str, other: &str) -> Ordering {
             let (mut one_characters, mut other_characters) = (one_rest.chars(), other_rest.chars());
             let pair = (one_characters.next(), other_characters.next());
             if pair == (None, None) {
-                // Leading zeros alone tell them apart.
+                // The texts differ in leading zeros only.
                 return one.cmp(other);
             }
             (one_rest, other_rest) = (one_characters.as_str(), other_characters.as_str());
@@ -104,14 +104,14 @@ pub fn natural_order(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// The digits at the beginning, without leading zeros, and what follows.
+/// Splits off the digits at the beginning, without leading zeros.
 fn number(text: &str) -> Option<(&str, &str)> {
     let rest = text.trim_start_matches(|one: char| one.is_ascii_digit());
     let digits = &text[..text.len() - rest.len()];
     (!digits.is_empty()).then(|| (digits.trim_start_matches('0'), rest))
 }
 
-/// The text, or a dash in place of none.
+/// Returns the text, or a dash if it is empty.
 pub fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }

@@ -1,9 +1,9 @@
-//! `guestlet thaw`: ends a freeze from within the guest, also in place of an agent that is gone.
+//! `guestlet thaw`: ends a freeze from within the guest, also in place of an agent that has crashed.
 //!
 //! ```text
-//! guestlet thaw                 people: asks the agent; without one, does what the agent would
-//! guestlet thaw --if-crashed    the service manager, when the agent has ended: does nothing if the agent has thawed
-//! guestlet thaw --guard …       the agent itself: waits beside a freeze for the agent to be gone, or to hang
+//! guestlet thaw                 run by users: asks the agent to thaw; does it in its place if it is not running
+//! guestlet thaw --if-crashed    run by the service manager after the agent: does nothing if the agent has thawed
+//! guestlet thaw --guard …       run by the agent itself: waits beside a freeze for the agent to end or to hang
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -19,33 +19,33 @@ use crate::status;
 use crate::sys::memory;
 use crate::sys::process_group::{Word, has_ended_within, listen, stay, thread};
 
-/// How long a guardian waits for the last thread of an agent that ends, before it thaws once more.
+/// Time that a guardian waits for the last thread of an ending agent before it thaws once more.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// What `guestlet thaw` is asked for.
+/// Variant of `guestlet thaw` that the command line requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Thaw {
-    /// Whoever holds the freeze.
+    /// Thaw now, regardless of the holder of the freeze.
     Now,
-    /// Only if the agent is gone.
+    /// Thaw only if the agent has ended.
     IfCrashed,
-    /// As a guardian.
+    /// Watch over the freeze of an agent, and thaw in its place if needed.
     Guard {
-        /// The agent.
+        /// Process ID of the agent.
         process: u32,
-        /// Where the agent's marker is.
+        /// Directory with the agent's marker of the freeze.
         folder: PathBuf,
-        /// How long the agent may take.
+        /// Time after which a silent agent counts as hanging.
         longest: Duration,
-        /// How long a hook may take.
+        /// Timeout of one hook.
         hook_deadline: Duration,
     },
 }
 
-/// Reads the words after `thaw`, but for the settings' file, which is given back beside it.
+/// Parses the words after `thaw`. The path of a settings file is returned beside the variant.
 ///
 /// # Errors
-/// If they are none of the above.
+/// If a word or a value is invalid.
 pub fn parse(words: &mut lexopt::Parser) -> Result<(Thaw, Option<PathBuf>), lexopt::Error> {
     use lexopt::prelude::{Long, ValueExt as _};
 
@@ -69,13 +69,13 @@ pub fn parse(words: &mut lexopt::Parser) -> Result<(Thaw, Option<PathBuf>), lexo
     Ok((thaw, file))
 }
 
-/// Waits for the word of the agent with the number `process`, and thaws if it does not come.
+/// Waits for a message from the agent with the process ID `process`, and thaws if none arrives in time.
 ///
 /// # Errors
-/// If something is still frozen.
+/// If a file system is still frozen.
 pub fn guard(process: u32, folder: &Path, longest: Duration, hook_deadline: Duration) -> anyhow::Result<()> {
     stay()?;
-    // Beside it: the disk that the program is on may hang, and the agent has to be heard meanwhile.
+    // On a thread of its own: the disk with the program may hang, and the agent must be listened to meanwhile.
     if let Err(error) = thread("code", memory::bring_code) {
         tracing::debug!("cannot load the program's code into memory: {error}");
     }
@@ -83,8 +83,8 @@ pub fn guard(process: u32, folder: &Path, longest: Duration, hook_deadline: Dura
         Word::Dismissed => return Ok(()),
         Word::Gone => End::Crash,
         Word::Ending => {
-            // A thread of the agent may hang in a frozen write, which a thaw ends; or in a freeze, which succeeds after
-            // that thaw. So it goes on until the last thread has ended.
+            // A thread of the agent may hang in a write to a frozen file system, which a thaw ends; or in a freeze, which
+            // succeeds after that thaw. So thaw repeatedly until the last thread has ended.
             loop {
                 thaw_left(&Guest::default(), folder, process)?;
                 if has_ended_within(AGAIN) {
@@ -98,18 +98,19 @@ pub fn guard(process: u32, folder: &Path, longest: Duration, hook_deadline: Dura
     Ok(())
 }
 
-/// Thaws what an agent that is gone has left frozen; the words say what was done.
+/// Thaws the file systems that a crashed agent has left frozen. Returns a description of what was done; none if
+/// nothing was.
 ///
 /// # Errors
-/// If something is still frozen.
+/// If a file system is still frozen.
 pub fn if_crashed(folder: &Path, hook_deadline: Duration) -> anyhow::Result<Option<String>> {
     told(recover(&Guest::default(), folder, Whose::Gone, hook_deadline, End::Crash))
 }
 
-/// Asks the agent at `socket` to thaw; without one, does it.
+/// Requests the thaw from the agent at `socket`; if the agent is not running, thaws in its place.
 ///
 /// # Errors
-/// If something is still frozen, or is not as it should be.
+/// If a file system is still frozen, or the thaw had problems.
 pub async fn now(socket: &Path, folder: &Path, hook_deadline: Duration) -> anyhow::Result<String> {
     if let Some(done) = if_crashed(folder, hook_deadline)? {
         return Ok(done);
@@ -123,7 +124,7 @@ pub async fn now(socket: &Path, folder: &Path, hook_deadline: Duration) -> anyho
     Ok(format!("thawed {thawed} file systems"))
 }
 
-/// How long a hook may take where the settings cannot be read.
+/// Returns the default timeout of a hook, for when the settings cannot be read.
 pub fn usual_hook_deadline() -> Duration {
     Settings::default().hook_deadline
 }

@@ -1,13 +1,13 @@
-//! One operation at a time on each thing: whoever has its turn.
+//! Exclusive turns: one operation at a time on each object.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is being done to which things.
+/// Work in progress, by the object that it is done on.
 #[derive(Debug)]
 pub struct Turns<Thing: Ord, Work = ()>(Arc<Mutex<BTreeMap<Thing, Work>>>);
 
-/// The right to work on one thing, until the last copy of it is dropped.
+/// Exclusive right to work on one object, which ends when its last clone is dropped.
 #[derive(Debug)]
 pub struct Turn<Thing: Ord, Work = ()>(Arc<Entry<Thing, Work>>);
 
@@ -21,7 +21,7 @@ impl<Thing: Ord + Clone, Work: Clone> Turns<Thing, Work> {
     /// Takes the turn of `thing`, to do `work`.
     ///
     /// # Errors
-    /// The work of whoever has the turn.
+    /// The work in progress, if another operation has the turn.
     pub fn take(&self, thing: Thing, work: Work) -> Result<Turn<Thing, Work>, Work> {
         let mut taken = self.taken();
         if let Some(work) = taken.get(&thing) {
@@ -35,12 +35,12 @@ impl<Thing: Ord + Clone, Work: Clone> Turns<Thing, Work> {
 
 impl<Thing: Ord, Work> Turns<Thing, Work> {
     fn taken(&self) -> MutexGuard<'_, BTreeMap<Thing, Work>> {
-        // Nothing that is done under the lock leaves it half changed.
+        // No update under the lock can be left half done, so a poisoned lock is safe to use.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// Derived, these would ask the same of what they are about.
+// Not derived, because the derived ones would require the same traits of the type parameters.
 impl<Thing: Ord, Work> Clone for Turns<Thing, Work> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))

@@ -1,9 +1,11 @@
-//! Which users of a host may ask guestlet-host for what: the rules, and what they come to. Pure.
+//! Access rules of guestlet-host: which users of a host may call which verbs on which VMs. Pure.
 //!
-//! A rule names users or groups, what they may do ([`verb`]), and to which VMs ([`pattern`]). What no rule allows is denied;
-//! rules only add up. Who is above the rules (root, the user of guestlet-host) is decided by whoever knows the caller.
+//! A rule names users or groups, the verbs that they may use ([`verb`]), and the VMs that it covers ([`pattern`]).
+//! Anything that no rule allows is denied; rules only add up. The code that authenticates the caller decides who
+//! bypasses the rules (root, and the user that guestlet-host runs as).
 //!
-//! A volume is covered through its cluster and the VM that has it: for a volume that no VM has, the VM's name is empty.
+//! A volume is covered by its cluster and the VM that it is attached to. For a volume that no VM has, the VM's
+//! name is empty.
 
 pub mod pattern;
 pub mod verb;
@@ -13,40 +15,40 @@ use std::collections::BTreeSet;
 pub use pattern::Pattern;
 pub use verb::{Role, Verb};
 
-/// One `[[access]]` table of the settings.
+/// Access rule: one `[[access]]` table of the settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// Names or numbers of users.
+    /// Names or numeric IDs of users.
     pub users: Vec<String>,
-    /// Names or numbers of groups; their members are meant, too.
+    /// Names or numeric IDs of groups, whose members the rule applies to as well.
     pub groups: Vec<String>,
-    /// What they may do, by classes of verbs.
+    /// Classes of verbs that the rule allows.
     pub roles: BTreeSet<Role>,
-    /// What they may do, by the words of single verbs.
+    /// Single verbs that the rule allows, by their words, such as `disk attach`.
     pub verbs: BTreeSet<&'static str>,
-    /// Names of the VMs; none: all.
+    /// Names of the VMs that the rule covers; none: all.
     pub vms: Option<Vec<Pattern>>,
-    /// Names of the VMs' clusters; none: all.
+    /// Names of the VMs' clusters that the rule covers; none: all.
     pub clusters: Option<Vec<Pattern>>,
 }
 
-/// All rules.
+/// Complete set of access rules. A request is allowed if at least one of them allows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules(Vec<Rule>);
 
-/// A user, as rules know one.
+/// User of the host, with the attributes that rules refer to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Person {
-    /// The user ID.
+    /// Numeric user ID; rules may name a user by it.
     pub uid: u32,
-    /// The login name, if the user has one.
+    /// Login name, if the user has one.
     pub name: Option<String>,
-    /// Those of the rules' groups that the user is in, as the rules write them.
+    /// Groups that the rules name and that the user is a member of, spelled as in the rules.
     pub groups: BTreeSet<String>,
 }
 
 impl Rule {
-    /// Whether it speaks of this user.
+    /// Returns whether the rule names this user, by number, by name or through a group.
     fn is_of(&self, person: &Person) -> bool {
         let uid = person.uid.to_string();
         self.users.iter().any(|user| *user == uid || Some(user) == person.name.as_ref())
@@ -66,33 +68,34 @@ impl Rule {
 }
 
 impl Rules {
-    /// These.
+    /// Creates the set from the rules of the settings.
     pub fn new(rules: Vec<Rule>) -> Self {
         Self(rules)
     }
 
-    /// Whether there is none, so that nobody is let in by them.
+    /// Returns whether there are no rules, so that only callers who bypass them have access.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Each of them.
+    /// Iterates over the rules.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
         self.0.iter()
     }
 
-    /// The groups that they name, each once.
+    /// Returns the groups that the rules name, each once.
     pub fn groups(&self) -> Vec<String> {
         let groups: BTreeSet<_> = self.0.iter().flat_map(|rule| &rule.groups).collect();
         groups.into_iter().cloned().collect()
     }
 
-    /// Whether this user may do this to anything at all.
+    /// Returns whether this user may use the verb on at least one object, whichever it is.
     pub fn admit(&self, person: &Person, verb: &Verb) -> bool {
         self.0.iter().any(|rule| rule.has(verb) && rule.is_of(person))
     }
 
-    /// Whether this user may do this to the VM of this name, or to a volume that it has, of this cluster.
+    /// Returns whether this user may use the verb on the VM of this name, or on a volume attached to it, in this
+    /// cluster.
     pub fn allow(&self, person: &Person, verb: &Verb, vm: &str, cluster: &str) -> bool {
         self.0.iter().any(|rule| rule.has(verb) && rule.covers(vm, cluster) && rule.is_of(person))
     }
@@ -173,7 +176,7 @@ mod tests {
     }
 
     proptest! {
-        /// One more rule takes nothing from anybody, and gives nothing to those of whom it does not speak.
+        /// An additional rule takes nothing from any user, and gives nothing to users whom it does not name.
         #[test]
         fn rules_add_up(
             rules in vec(any_rule(), 0..4),

@@ -5,29 +5,29 @@ use std::str::FromStr;
 
 use crate::text::wildcard;
 
-/// Bytes of the longest one, which is that of the longest DNS name.
+/// Maximum length of a pattern in bytes, which is that of a DNS name.
 const LONGEST: usize = 253;
 
-/// A name, or several of them, such as `web-*`.
+/// Name, or a pattern for several names such as `web-*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern(String);
 
-/// Why a text is no pattern.
+/// Reason why a text is not a valid pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoPattern {
-    /// It matches nothing.
+    /// The text is empty, so it would match nothing.
     #[error("is empty; write \"*\" for all")]
     Empty,
-    /// No name is so long.
+    /// The text is longer than any name.
     #[error("has more than {LONGEST} bytes")]
     Long,
-    /// As of a regular expression, or a glob of a shell.
+    /// The text has a special character of a regular expression or of a shell glob.
     #[error("has the character {0:?}, which is not allowed in patterns; * matches any number of characters")]
     Character(char),
 }
 
 impl Pattern {
-    /// Whether it stands for this name.
+    /// Returns whether the pattern matches the whole of this name.
     pub fn matches(&self, name: &str) -> bool {
         wildcard::matches(&self.0, name)
     }
@@ -94,7 +94,7 @@ mod tests {
         }
     }
 
-    /// By trying every place for every star.
+    /// Reference implementation: tries every possible length for every star.
     fn slowly(pattern: &[u8], name: &[u8]) -> bool {
         match pattern.split_first() {
             None => name.is_empty(),

@@ -1,22 +1,22 @@
-//! What can be asked of guestlet-host: one row for each method of its admin API, and one for each use of it that has to be
-//! allowed by itself.
+//! Verbs of guestlet-host: one row for each method of its admin API, and one for each use of a method that is
+//! allowed separately.
 //!
-//! To add a method: its constant, its place in [`VERBS`], and what it is done to in `host::asked`.
+//! To add a method: its constant, its place in [`VERBS`], and the object that it acts on in `host::asked`.
 
-/// A class of verbs, as rules name them.
+/// Class of verbs that rules can allow together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Look at VMs, disks and volumes, and see whether an agent answers.
     Read,
     /// Attach, detach, resize and remove disks that guestlet-host makes itself.
     Disks,
-    /// Attach any file of the host as a disk: who may do that can read and write whatever the hypervisor can.
+    /// Attach any file of the host as a disk. A user with this role can read and write whatever the hypervisor can.
     Files,
     /// Change volumes of clusters.
     Volumes,
     /// Change load balancers of clusters.
     LoadBalancers,
-    /// Decide which keys of guests are taken, and hand out what guests need to know this host half.
+    /// Decide which keys of guests are accepted, and hand out the data with which guests authenticate this host half.
     Keys,
     /// Freeze, thaw and trim the file systems of a guest.
     Freeze,
@@ -24,24 +24,24 @@ pub enum Role {
     Power,
     /// Read and change who may log in to a guest.
     Accounts,
-    /// Ask a guest for any command of QGA: what comes of it is up to the guest alone.
+    /// Send any command of QGA to a guest: its effect depends on the guest alone.
     Qga,
     /// Read the logs of guests.
     Logs,
-    /// Read what guests measure of themselves.
+    /// Read the metrics that guests measure of themselves.
     Metrics,
     /// Copy files from and to guests.
     Copy,
-    /// Run programs in guests: as far as the guest lets them, whoever may do that is root there.
+    /// Run programs in guests, as far as the guest lets them. A user with this role is effectively root in the guest.
     Exec,
-    /// Reach what listens in guests, as far as they let it be reached.
+    /// Connect to ports and sockets in guests, as far as the guests allow it.
     Forward,
-    /// Sit at the serial consoles of VMs: the guest is not asked, and a boot loader or a login prompt may be there.
+    /// Use the serial consoles of VMs. The guest has no say in it, and may show a boot loader or a login prompt.
     Console,
 }
 
 impl Role {
-    /// All of them.
+    /// Every role, in the order of the declaration.
     pub const ALL: &[Self] = &[
         Self::Read,
         Self::Disks,
@@ -61,7 +61,7 @@ impl Role {
         Self::Console,
     ];
 
-    /// As the settings write it.
+    /// Returns the role's name in the settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -84,16 +84,16 @@ impl Role {
     }
 }
 
-/// One thing that can be asked.
+/// Operation that can be requested.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Verb {
-    /// The method of `guestlet.v1.Admin`, or of a service that is handed on to agents.
+    /// Method of `guestlet.v1.Admin`, or of a service whose calls are relayed to agents.
     pub method: &'static str,
-    /// As people type it after `guestctl`, and write it in rules.
+    /// Words of the operation as users type them after `guestctl`, and write them in rules.
     pub words: &'static str,
-    /// Its class.
+    /// Class of the verb: a rule that gives this role allows the verb.
     pub role: Role,
-    /// It changes something, or reaches into a guest, so that each use of it is recorded.
+    /// True if the verb changes something or reaches into a guest, so that each use of it is written to the audit log.
     pub is_recorded: bool,
 }
 
@@ -105,151 +105,153 @@ const fn changes(method: &'static str, words: &'static str, role: Role) -> Verb 
     Verb { method, words, role, is_recorded: true }
 }
 
-/// Changes nothing, and reaches into a guest.
+/// Defines a verb that changes nothing but reaches into a guest, so that it is recorded.
 const fn asks(method: &'static str, words: &'static str) -> Verb {
     Verb { method, words, role: Role::Read, is_recorded: true }
 }
 
-/// List the VMs; also `topology` and `nodes`.
+/// List the VMs; also used by `topology` and `nodes`.
 pub static LS: Verb = looks("ListVirtualMachines", "ls");
-/// All of one VM.
+/// Show everything that is known of one VM.
 pub static INFO: Verb = looks("GetVirtualMachine", "info");
-/// Events.
+/// Follow the events of VMs.
 pub static WATCH: Verb = looks("WatchVirtualMachines", "watch");
-/// Round trips to an agent.
+/// Measure round trips to an agent.
 pub static PING: Verb =
     Verb { method: "PingVirtualMachine", words: "ping", role: Role::Read, is_recorded: true };
-/// Disks as a guest sees them.
+/// List the disks as a guest sees them.
 pub static DISKS: Verb = looks("ListDisks", "disks");
-/// How the host half is, which `ls` and `doctor` ask beside the rest; every table of the settings allows it.
+/// Status of the host half, which `ls` and `doctor` request along with their own data; every `[[access]]` table
+/// allows it.
 pub static STATUS: Verb = looks("GetHostStatus", "status");
-/// A disk with a volume that guestlet-host makes.
+/// Attach a disk with a volume that guestlet-host creates.
 pub static DISK_ATTACH: Verb = changes("AttachDisk", "disk attach", Role::Disks);
-/// A disk with a file of the caller's choice.
+/// Attach a disk with a file of the caller's choice.
 pub static DISK_ATTACH_FILE: Verb = changes("AttachDisk", "disk attach --file", Role::Files);
-/// Take a disk away.
+/// Detach a disk.
 pub static DISK_DETACH: Verb = changes("DetachDisk", "disk detach", Role::Disks);
-/// Make a disk larger.
+/// Enlarge a disk.
 pub static DISK_RESIZE: Verb = changes("ResizeDisk", "disk resize", Role::Disks);
-/// The volumes of disks.
+/// List the volumes of disks.
 pub static DISK_VOLUMES: Verb = looks("ListDiskVolumes", "disk volumes");
-/// Remove one of them.
+/// Remove a volume of a disk.
 pub static DISK_RM: Verb = changes("RemoveDiskVolume", "disk rm", Role::Disks);
-/// Disks as the hypervisor has them.
+/// List the disks as the hypervisor sees them.
 pub static DISK_LS: Verb = looks("ListAttachedDisks", "disk ls");
-/// Volumes of clusters.
+/// List the volumes of clusters.
 pub static VOLUMES_LS: Verb = looks("ListVolumes", "volumes ls");
-/// Make one.
+/// Create a volume of a cluster.
 pub static VOLUMES_CREATE: Verb = changes("CreateVolume", "volumes create", Role::Volumes);
-/// Plug one into a VM.
+/// Attach a volume of a cluster to a VM.
 pub static VOLUMES_ATTACH: Verb = changes("AttachVolume", "volumes attach", Role::Volumes);
-/// Take one away from its VM.
+/// Detach a volume of a cluster from its VM.
 pub static VOLUMES_DETACH: Verb = changes("DetachVolume", "volumes detach", Role::Volumes);
-/// Make one larger.
+/// Expand a volume of a cluster.
 pub static VOLUMES_EXPAND: Verb = changes("ExpandVolume", "volumes expand", Role::Volumes);
-/// Remove one.
+/// Remove a volume of a cluster.
 pub static VOLUMES_RM: Verb = changes("RemoveVolume", "volumes rm", Role::Volumes);
 
-/// Load balancers of clusters.
+/// List the load balancers of clusters.
 pub static LB_LS: Verb = looks("ListClusterLoadBalancers", "lb ls");
-/// Have one, or have it changed: guests do that for their clusters, and nobody else.
+/// Create or update a load balancer. Only guests do so, for their own clusters.
 pub static LB_ENSURE: Verb = changes("EnsureLoadBalancer", "lb ensure", Role::LoadBalancers);
-/// Give one back.
+/// Release a load balancer and its addresses.
 pub static LB_RM: Verb = changes("RemoveClusterLoadBalancer", "lb rm", Role::LoadBalancers);
-/// The pools of their addresses.
+/// List the address pools for load balancers.
 pub static POOLS: Verb = looks("ListAddressPools", "pools");
 
-/// The keys of guests.
+/// List the keys of guests.
 pub static TRUST_LS: Verb = looks("ListKeys", "trust ls");
-/// Take another key of a guest.
+/// Accept a different key of a guest.
 pub static TRUST_ACCEPT: Verb = changes("AcceptKey", "trust accept", Role::Keys);
-/// Forget that of a guest.
+/// Forget the key of a guest.
 pub static TRUST_FORGET: Verb = changes("ForgetKey", "trust forget", Role::Keys);
-/// Give a guest another one.
+/// Replace the key of a guest.
 pub static TRUST_ROTATE: Verb = changes("RotateGuestKey", "trust rotate", Role::Keys);
-/// Give this host half another key.
+/// Replace the key of this host half.
 pub static TRUST_ROTATE_HOST: Verb = changes("RotateHostKey", "trust rotate --host", Role::Keys);
-/// What a guest needs to know this host half, with a secret if that is asked for.
+/// Get the data with which a guest authenticates this host half, and a secret if one is requested.
 pub static TRUST_BOOTSTRAP: Verb = changes("GetTrustBootstrap", "trust bootstrap", Role::Keys);
 
 /// Freeze file systems of a guest.
 pub static FREEZE: Verb = changes("FreezeFileSystems", "freeze", Role::Freeze);
-/// Whether they are frozen.
+/// Show whether the file systems of a guest are frozen.
 pub static FREEZE_STATUS: Verb = asks("GetFreeze", "freeze --status");
-/// Thaw them.
+/// Thaw the file systems of a guest.
 pub static THAW: Verb = changes("ThawFileSystems", "thaw", Role::Freeze);
-/// The receipts of freezes.
+/// List the receipts of freezes.
 pub static RECEIPTS: Verb = asks("ListReceipts", "receipts ls");
-/// One of them.
+/// Show one receipt.
 pub static RECEIPT: Verb = asks("GetReceipt", "receipts show");
-/// Give their unused blocks back.
+/// Trim the file systems of a guest, which releases their unused blocks.
 pub static TRIM: Verb = changes("TrimFileSystems", "trim", Role::Freeze);
-/// How full they are.
+/// Show how full the file systems of a guest are.
 pub static FS: Verb = asks("ListFileSystems", "fs");
-/// End a guest.
+/// Shut a guest down.
 pub static SHUTDOWN: Verb = changes("Shutdown", "shutdown", Role::Power);
-/// Restart one.
+/// Reboot a guest: the same method as for a shutdown, but allowed separately.
 pub static REBOOT: Verb = changes("Shutdown", "reboot", Role::Power);
-/// Suspend one to memory.
+/// Suspend a guest to memory.
 pub static SUSPEND: Verb = changes("SuspendToMemory", "suspend", Role::Power);
-/// Suspend one to a disk.
+/// Suspend a guest to disk.
 pub static SUSPEND_TO_DISK: Verb = changes("SuspendToDisk", "suspend --to disk", Role::Power);
-/// Suspend one to both.
+/// Suspend a guest to both memory and disk.
 pub static SUSPEND_TO_BOTH: Verb = changes("SuspendToBoth", "suspend --to both", Role::Power);
-/// The time of a guest.
+/// Show the time of a guest.
 pub static TIME: Verb = asks("GetTime", "time");
-/// Set it.
+/// Set the time of a guest.
 pub static SET_TIME: Verb = changes("SetTime", "time --set", Role::Power);
-/// Its processors.
+/// List the processors of a guest.
 pub static CPUS: Verb = asks("ListProcessors", "cpus");
-/// Switch them.
+/// Bring processors of a guest online or offline.
 pub static SET_CPUS: Verb = changes("SetProcessors", "cpus --online", Role::Power);
-/// Its memory.
+/// List the memory blocks of a guest.
 pub static MEMORY: Verb = asks("ListMemoryBlocks", "memory");
-/// Switch blocks of it.
+/// Bring memory blocks of a guest online or offline.
 pub static SET_MEMORY: Verb = changes("SetMemoryBlocks", "memory --online", Role::Power);
-/// Its network interfaces.
+/// List the network interfaces of a guest.
 pub static NETWORK: Verb = asks("ListInterfaces", "network");
-/// Its routes.
+/// List the routes of a guest.
 pub static ROUTES: Verb = asks("ListRoutes", "network --routes");
-/// Who is logged in to it.
+/// List the users that are logged in to a guest.
 pub static USERS: Verb = asks("ListUsers", "users");
-/// Set a password.
+/// Set the password of a user in a guest.
 pub static PASSWD: Verb = changes("SetPassword", "passwd", Role::Accounts);
-/// The SSH keys of a user.
+/// List the SSH keys of a user in a guest.
 pub static KEYS_LS: Verb = changes("ListAuthorizedKeys", "keys ls", Role::Accounts);
-/// Add some.
+/// Add SSH keys to those of a user.
 pub static KEYS_ADD: Verb = changes("AddAuthorizedKeys", "keys add", Role::Accounts);
-/// Take some away.
+/// Remove SSH keys from those of a user.
 pub static KEYS_RM: Verb = changes("RemoveAuthorizedKeys", "keys rm", Role::Accounts);
-/// Any command of QGA.
+/// Send any command of QGA to a guest.
 pub static QGA: Verb = changes("ExecuteQga", "qga", Role::Qga);
 
 /// Read the journal of a guest.
 pub static LOGS: Verb = changes("ReadJournal", "logs", Role::Logs);
-/// What a guest measures of itself. Programs ask every few seconds, and records of that would be in the way of others.
+/// Read the metrics that a guest measures of itself. Not recorded: monitoring programs call it every few seconds,
+/// and their records would crowd out the others.
 pub static METRICS: Verb =
     Verb { method: "CollectMetrics", words: "metrics", role: Role::Metrics, is_recorded: false };
 /// Run a program in a guest.
 pub static EXEC: Verb = changes("RunProgram", "exec", Role::Exec);
-/// Go on with one.
+/// Attach again to a program that was started earlier.
 pub static ATTACH: Verb = changes("RunProgram", "attach", Role::Exec);
-/// The programs that were started.
+/// List the programs that were started.
 pub static PS: Verb = changes("ListPrograms", "ps", Role::Exec);
-/// Signal or end one.
+/// Send a signal to a program, or end it.
 pub static KILL: Verb = changes("SignalProgram", "kill", Role::Exec);
-/// Reach what listens in a guest.
+/// Forward connections to a port or socket in a guest.
 pub static FORWARD: Verb = changes("ForwardConnections", "forward", Role::Forward);
 
-/// The serial console of a VM.
+/// Open the serial console of a VM.
 pub static CONSOLE: Verb = changes("OpenConsole", "console", Role::Console);
 
 /// Copy files from a guest.
 pub static CP_FROM: Verb = changes("ReadFiles", "cp from", Role::Copy);
-/// Copy files to one.
+/// Copy files to a guest.
 pub static CP_TO: Verb = changes("WriteFiles", "cp to", Role::Copy);
 
-/// All of them.
+/// Every verb, in the order in which they are declared.
 pub static VERBS: &[&Verb] = &[
     &LS,
     &INFO,

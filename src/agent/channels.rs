@@ -1,4 +1,4 @@
-//! Makes the agent's channels of its settings and of the sockets that the service manager passes.
+//! Builds the agent's channels from its settings and from the sockets that the service manager passes.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,33 +24,35 @@ use crate::transport::virtio_serial::Port;
 use crate::transport::vsock::Guard;
 use crate::transport::{later, unix, vsock};
 
-/// The unit whose sockets are ports of the guestlet API: never QGA's, whatever ports the settings say.
+/// Unit whose sockets are ports of the guestlet API: they are never used for QGA, whatever ports the settings
+/// name.
 const API_UNIT: &str = "guestlet.socket";
-/// What a kernel without vsock says to who asks for a socket of it.
+/// Error of socket(2) for the vsock family if the kernel lacks vsock.
 const NO_VSOCK: i32 = libc::EAFNOSUPPORT;
-/// How often a socket that cannot be listened on is tried again, if it is.
+/// Time between two attempts to listen on a socket, if the settings ask for retries.
 const RETRY: Duration = Duration::from_secs(5);
-/// How long what clients have asked for may go on when the agent ends.
+/// Time for which requests of clients may continue when the agent ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(3);
-/// A serial line that is hung up sooner than this is opened again only after as long.
+/// Minimum time between two openings of a serial line that is hung up at once.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// The sockets that the service manager passed.
+/// Sockets that the service manager has passed and that are not in use yet.
 pub struct Passed(Vec<activation::Passed>);
 
 impl Passed {
-    /// Takes charge of them.
+    /// Takes ownership of the sockets.
     pub fn new(sockets: Vec<activation::Passed>) -> Self {
         Self(sockets)
     }
 
-    /// The one that listens on a vsock port.
+    /// Takes the socket that listens on this vsock port.
     fn take(&mut self, port: u32) -> Option<OwnedFd> {
         let place = self.0.iter().position(|passed| vsock::port(&passed.socket) == Some(port))?;
         Some(self.0.swap_remove(place).socket)
     }
 
-    /// The one for QGA: what is left of units that are not the API's. Call it after the API's channels took theirs.
+    /// Takes the socket for QGA: the one left from units other than the API's. Must be called after the API's channels
+    /// have taken theirs.
     fn take_qga(&mut self) -> anyhow::Result<Option<OwnedFd>> {
         let places: Vec<_> = (0..self.0.len()).filter(|place| self.0[*place].name != API_UNIT).collect();
         match places[..] {
@@ -63,14 +65,14 @@ impl Passed {
         }
     }
 
-    /// Says which were of no use.
+    /// Logs the sockets that were not used.
     pub fn finish(self) {
         for activation::Passed { socket, name } in self.0 {
             let what =
                 vsock::port(&socket).map_or("none of vsock".to_owned(), |port| format!("vsock port {port}"));
             let words = format!("a socket that {name} passed is ignored: {what}");
             if name == API_UNIT {
-                // It is never restarted, and has the sockets that its unit named when it was started.
+                // The socket unit is never restarted, so it keeps the sockets that it listed when it was started.
                 tracing::info!("{words}; if the unit no longer lists it, it disappears at the next boot");
             } else {
                 tracing::warn!("{words}");
@@ -79,9 +81,9 @@ impl Passed {
     }
 }
 
-/// A channel of the guestlet API: its listener, and where that is now, in words.
+/// Returns a channel of the guestlet API: its listener, and a description of where it listens.
 ///
-/// Without vsock there is none until the kernel has it, which is said and no fault: it may be meant so.
+/// Without vsock the listener waits until the kernel has it. This is logged but is no error: it may be intended.
 pub fn api(
     channel: ApiChannel,
     peer: VsockPeer,
@@ -118,18 +120,19 @@ pub fn api(
 
 /// The channel of QGA clients.
 pub enum Qga {
-    /// One host after the other, on a virtio-serial port.
+    /// Virtio-serial port, on which one host after another is served.
     Port(PathBuf),
-    /// A serial line.
+    /// Serial line, such as an ISA serial port.
     Line(PathBuf),
     /// Clients of a socket.
     Clients(Listener),
-    /// Clients of a socket that cannot be listened on for now.
+    /// Clients of a socket on which the agent cannot listen yet; it tries again.
     Later(QgaChannel, Guard),
 }
 
 impl Qga {
-    /// The channel, and where it is, in words. A socket that the service manager passed for it wins over `channel`.
+    /// Builds the channel, and describes where it is. A socket that the service manager has passed takes precedence
+    /// over `channel`.
     pub fn build(
         channel: QgaChannel,
         retry: bool,
@@ -201,7 +204,8 @@ impl Qga {
             async move {
                 let session = async {
                     let ended = qga::session::run(stream, &peer, &context, End::Said).await;
-                    // What it has begun may go on for long; that is bounded by itself.
+                    // Commands that the client has started may continue for long after it has left.
+                    // They have a limit of their own, so the client's slot is freed now.
                     drop(place);
                     ended.finish().await
                 };
@@ -214,7 +218,7 @@ impl Qga {
     }
 }
 
-/// What `work` comes to, unless it goes on for too long after `shutdown`.
+/// Returns the result of `work`, or `None` if it takes longer than `LAST_ANSWERS` after `shutdown`.
 async fn unless_late<T>(shutdown: &CancellationToken, work: impl Future<Output = T>) -> Option<T> {
     let late = async {
         shutdown.cancelled().await;
@@ -237,12 +241,12 @@ fn listen(channel: &QgaChannel, guard: Guard) -> anyhow::Result<Listener> {
     })
 }
 
-/// Listens as soon as that is possible.
+/// Tries to listen until it succeeds.
 async fn listen_later(channel: QgaChannel, guard: Guard) -> Listener {
     loop {
         tokio::time::sleep(RETRY).await;
         let channel = channel.clone();
-        // Where others look at the same path it has to be waited for them.
+        // Binding may block while another process holds the lock of the socket's directory.
         if let Ok(Ok(listener)) = tokio::task::spawn_blocking(move || listen(&channel, guard)).await {
             tracing::info!("listening for QGA clients now");
             return listener;
@@ -250,8 +254,8 @@ async fn listen_later(channel: QgaChannel, guard: Guard) -> Listener {
     }
 }
 
-/// Serves whoever is at the other end of a serial line, and again after it was hung up. What was asked for before
-/// goes on.
+/// Serves the peer at the other end of a serial line, and opens the line again after it was hung up. Requests from
+/// before that continue.
 async fn serve_line(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
     let peer = path.display().to_string();
     let mut left = FuturesUnordered::new();
@@ -277,8 +281,8 @@ async fn serve_line(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves one host after the other on a port, and the port again after it was unplugged. What a host that has
-/// gone had asked for goes on while the next one is served.
+/// Serves one host after another on a port, and opens the port again after it was unplugged. Requests of a host
+/// that has disconnected continue while the next one is served.
 async fn serve_port(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
     let peer = path.display().to_string();
     let mut left = FuturesUnordered::new();
@@ -306,7 +310,7 @@ async fn serve_port(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for `work` while what is `left` goes on, too.
+/// Waits for `work`, and lets the commands in `left` continue meanwhile.
 async fn beside<T>(
     left: &mut FuturesUnordered<impl Future<Output = io::Result<()>>>,
     work: impl Future<Output = T>,

@@ -13,17 +13,17 @@ use crate::supervise::Scope;
 use crate::transport::BoxStream;
 use crate::transport::listen::{Incoming, Listener};
 
-/// Clients that may be connected to one channel; one more is closed.
+/// Maximum number of clients connected to one channel; one more is disconnected.
 const MAX_CLIENTS: usize = 64;
-/// Clients that may be in the middle of saying who they are.
+/// Maximum number of clients that are being authenticated.
 const MAX_GREETED: usize = 32;
-/// How long accepting rests after the system had no means for it.
+/// Pause after a failure to accept a connection because descriptors or memory are exhausted.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The place of a client; free for another one when this is dropped.
+/// Slot of a client; free for another one when this is dropped.
 pub struct Place(#[allow(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
 
-/// Runs until `shutdown`, and then until every client's `serve` has ended, which it has to do soon.
+/// Serves clients until `shutdown`, and then waits until every client's `serve` has ended, which must be soon.
 pub async fn run<S, F>(listener: Listener, shutdown: CancellationToken, serve: S) -> anyhow::Result<()>
 where
     S: Fn(String, BoxStream) -> F,
@@ -39,7 +39,8 @@ where
     .await
 }
 
-/// As [`run`], for a `serve` that goes on after its client has gone, and gives the client's place back then.
+/// Works as [`run`], for a `serve` that continues after its client has disconnected: it gives back the client's
+/// slot itself.
 pub async fn run_with_places<S, F>(
     listener: Listener,
     shutdown: CancellationToken,
@@ -56,9 +57,9 @@ where
     .await
 }
 
-/// As [`run`], for clients of whom it is not known yet who they are. While `greet` finds that out they have no place of a
-/// client: of many who say nothing, or too little, the one who has waited longest is closed. What goes wrong is said by
-/// `complaints`.
+/// Works as [`run`], for clients that have to be authenticated. A client has no slot while `greet` authenticates
+/// it; if too many are being authenticated, the one that has waited longest is disconnected. Failures are reported
+/// to `complaints`.
 pub async fn run_doubting<G, H, T, S, F>(
     listener: Listener,
     shutdown: CancellationToken,
@@ -88,7 +89,7 @@ where
         Some(async move {
             let greeted = tokio::select! {
                 greeted = greeting => greeted,
-                // Nothing is ever sent.
+                // Nothing is ever sent: this completes when the sender is dropped, to make way for a newer client.
                 _ = displaced => None,
             };
             let Some(greeted) = greeted else { return };
@@ -101,7 +102,7 @@ where
     .await
 }
 
-/// The places of the clients of one channel.
+/// Slots for the clients of one channel.
 #[derive(Clone)]
 struct Places(Arc<Semaphore>);
 
@@ -110,7 +111,8 @@ impl Places {
         Self(Arc::new(Semaphore::new(MAX_CLIENTS)))
     }
 
-    /// One for `peer`. If there is none it is to be closed: better an end at once than to wait for what may never come.
+    /// Takes a slot for `peer`. Without a free slot, returns `None` and the caller closes the connection: that is
+    /// better for the client than to wait for a slot that may never be free.
     fn take(&self, peer: &str, complaints: &Complaints) -> Option<Place> {
         let place = Arc::clone(&self.0).try_acquire_owned().ok();
         if place.is_none() {
@@ -121,7 +123,8 @@ impl Places {
     }
 }
 
-/// Serves whom `admit` admits and `serve` has something for; others are closed.
+/// Accepts connections, and serves those that `admit` admits and for which `serve` returns a future; others are
+/// closed.
 async fn accept<T, S, F>(
     listener: Listener,
     shutdown: CancellationToken,
@@ -134,7 +137,7 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     let scope = Scope::new();
-    // Held by each `serve` to its end.
+    // Each `serve` holds a sender until it ends.
     let (serving, mut served) = mpsc::channel::<Infallible>(1);
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match accepted.map(|(peer, incoming)| (peer, incoming.and_then(admit))) {
@@ -149,7 +152,7 @@ where
             }
             Ok((peer, Err(refusal))) => complaints.tell(&format_args!("{peer} is refused: {refusal}")),
             Err(error) => {
-                // A lack of descriptors or memory passes.
+                // A lack of descriptors or memory is temporary.
                 complaints.tell(&format_args!("cannot accept a connection: {error}"));
                 tokio::time::sleep(PAUSE).await;
             }
@@ -157,7 +160,7 @@ where
     }
     drop(listener);
     drop(serving);
-    // Nothing is ever sent: it ends when the last one has.
+    // Nothing is ever sent: this completes when the last client has dropped its sender.
     let _ = served.recv().await;
     Ok(())
 }

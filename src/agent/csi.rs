@@ -1,8 +1,10 @@
-//! Makes CSI's part of the agent: from the settings, and from what the host half says of this guest.
+//! Builds the CSI part of the agent from the settings and from the identity of this guest, which the host half
+//! reports.
 //!
-//! Where kubelet is to be told on which host this guest is, it is offered the driver only with that, and again when the
-//! guest runs on another host: then not before its Node says so, too ([`crate::topology`] sees to it), since kubelet
-//! drops a driver that contradicts a label of its Node.
+//! Where the settings make the host part of the topology, the driver is registered with kubelet only once the host
+//! is known, and again when the guest has moved to another host. Then it waits until the Node's label shows the
+//! new host as well ([`crate::topology`] takes care of that), because kubelet unregisters a driver that
+//! contradicts a label of its Node.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,19 +25,20 @@ use crate::supervise::Supervisor;
 use crate::sys::{blocking, files};
 use crate::wire::proto::v1::WhoAmIResponse;
 
-/// How long it is waited at the start for what the labels of the Node are.
+/// Time for which the start waits for the labels of the Node.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
-/// Longer than the sidecars' liveness probes need to fail, also where they have not begun yet.
+/// Time after a change of topology for which the probe fails: longer than the sidecars' liveness probes take to
+/// fail, including their initial delay.
 const STALE: Duration = Duration::from_secs(45);
-/// Which topology the sidecars have been told.
+/// Name of the file with the topology keys that were last offered to the sidecars.
 const OFFERED: &str = "csi.json";
 
-/// Tells CSI's part who this guest is.
+/// Handle that passes the identity of this guest to the CSI part.
 #[derive(Debug, Clone)]
 pub struct Teller(watch::Sender<Option<Identity>>);
 
 impl Teller {
-    /// From now on it is this.
+    /// Passes on the identity that the host half has reported.
     pub fn tell(&self, told: &WhoAmIResponse) {
         if let Some(identity) = identity(told) {
             keep(&self.0, identity);
@@ -43,7 +46,7 @@ impl Teller {
     }
 }
 
-/// It is this from now on; nobody hears of what is the same.
+/// Stores the identity; watchers are notified only if it has changed.
 fn keep(known: &watch::Sender<Option<Identity>>, identity: Identity) {
     known.send_if_modified(|known| {
         let differs = known.as_ref() != Some(&identity);
@@ -54,8 +57,9 @@ fn keep(known: &watch::Sender<Option<Identity>>, identity: Identity) {
     });
 }
 
-/// Starts serving kubelet, and the sidecars over the callback of `holder`. Who this guest is was kept in `folder`
-/// by an earlier run, or is told. `has_node`: the labels of the Node are kept, so what they are is known in a moment.
+/// Starts serving kubelet and, over the callback of `holder`, the sidecars. The identity of this guest comes from
+/// `folder`, where an earlier run has stored it, or from the host half. `has_node` means that the agent follows
+/// the labels of the Node, so that they are known soon after the start.
 pub fn start(
     settings: CsiSettings,
     has_node: bool,
@@ -115,9 +119,10 @@ pub fn start(
     teller
 }
 
-/// Until when sidecars may be at work that know another topology. They ask what the driver can do once, when they start; and
-/// one that waits for something, as a provisioner without topology does for nodes that have none any more, never notices
-/// that the agent has been started anew. So the probe fails for as long as their liveness probes need to end them.
+/// Returns until when sidecars that know a different topology may still run. They query the capabilities of the
+/// driver only once, when they start. One that waits for something never notices that the agent was restarted: for
+/// example a provisioner without topology, which waits for nodes that no longer lack it. So the probe fails for as
+/// long as their liveness probes need to restart them.
 fn stale_until(folder: &Path, topology: &[String], supervisor: &mut Supervisor) -> Option<Instant> {
     let (file, text) = (folder.join(OFFERED), serde_json::json!({ "topology": topology }).to_string());
     let before = files::read(&file);
@@ -130,7 +135,7 @@ fn stale_until(folder: &Path, topology: &[String], supervisor: &mut Supervisor) 
     }
     let shutdown = supervisor.shutdown();
     supervisor.spawn("csi topology change", async move {
-        // Not before: an agent that is ended meanwhile has to begin again.
+        // Written only then, so that an agent that is restarted before makes the probe fail again.
         let settled = tokio::time::sleep_until(until.unwrap_or_else(Instant::now));
         if shutdown.run_until_cancelled(settled).await.is_some()
             && let Err(error) = blocking::run(move || files::replace(&file, text.as_bytes())).await
@@ -143,19 +148,19 @@ fn stale_until(folder: &Path, topology: &[String], supervisor: &mut Supervisor) 
     until
 }
 
-/// Without a slash at its end, or two in it.
+/// Normalizes a path: no trailing or repeated slashes.
 fn plain(path: &Path) -> PathBuf {
     path.components().collect()
 }
 
-/// Nothing if it is not said which machine this is.
+/// Converts the answer of the host half; returns `None` if it does not identify the VM.
 fn identity(told: &WhoAmIResponse) -> Option<Identity> {
     let node_id = Some(&told.vm_uid).filter(|uid| !uid.is_empty())?.clone();
     let (vm_name, max_volumes) = (told.vm_name.clone(), told.max_volumes);
     Some(Identity { node_id, vm_name, max_volumes, topology: BTreeMap::new() })
 }
 
-/// Offers kubelet who this guest is together with where it is.
+/// Offers kubelet the identity of this guest together with its topology.
 async fn offer(
     mut told: watch::Receiver<Option<Identity>>,
     mut standings: watch::Receiver<Standing>,
@@ -193,10 +198,10 @@ async fn offer(
     }
 }
 
-/// Who this guest is, with where it is; nothing as long as that is not known.
+/// Returns the identity of this guest with its host as topology, or `None` as long as the host is not known.
 ///
 /// # Errors
-/// If kubelet would not take it; why, in words.
+/// If kubelet would not accept it; the reason is for people.
 fn placed(identity: Identity, standing: &Standing) -> Result<Option<Identity>, String> {
     let Some(known) = &standing.known else { return Ok(None) };
     let host = &known.topology.host;

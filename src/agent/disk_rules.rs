@@ -1,8 +1,8 @@
-//! The rules for disks while the agent runs: edited files are read again, and what is good is put in force.
+//! Reloading of the rules for disks: the agent reads edited files again, and applies the rules if they are valid.
 //!
 //! ```text
-//!  a file changes ──▶ wait until it is quiet ──▶ read, check ──good──▶ in force ──▶ disk_rules::engine
-//!        ▲                                           └──wrong──▶ those before stay; people are told why
+//!  a file changes ──▶ wait until it is quiet ──▶ read, check ─valid──▶ in force ──▶ disk_rules::engine
+//!        ▲                                           └─invalid──▶ old rules stay; the reason is logged
 //!        └─────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
@@ -22,15 +22,15 @@ use crate::supervise::Supervisor;
 use crate::sys::blocking;
 use crate::sys::folder_news::FolderNews;
 
-/// Editors write a file in several steps: it is read when nothing has happened for this long.
+/// Time without changes before a file is read: editors write a file in several steps.
 const QUIET: Duration = Duration::from_millis(100);
-/// It is read after this long in any case.
+/// Maximum delay of reading, even if the files keep changing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Starts what applies the rules of `folder` and what reads them; what rules have mounted is remembered in
-/// `runtime_folder`. Rules that are wrong keep nothing from running.
+/// Starts the task that applies the rules of `folder` and the one that reloads them. Mounts made by rules are
+/// recorded in `runtime_folder`. Invalid rules do not stop the agent.
 pub fn start(folder: PathBuf, runtime_folder: &Path, guest: &Guest, supervisor: &mut Supervisor) {
-    // Before they are read for the first time: no change falls between.
+    // Begin to watch before the first read, so that no change is missed.
     let news = FolderNews::begin(&folder);
     let (rules, followed) = watch::channel(Rules::default());
     let mut reader = Reader { folder, news, rules };
@@ -46,7 +46,7 @@ pub fn start(folder: PathBuf, runtime_folder: &Path, guest: &Guest, supervisor: 
     supervisor.spawn("disk rules' files", reader.run(shutdown));
 }
 
-/// Reads edited rules and puts them in force.
+/// Task that reads edited rules and puts them in force.
 struct Reader {
     folder: PathBuf,
     news: FolderNews,

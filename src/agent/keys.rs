@@ -1,4 +1,4 @@
-//! The keys that the guest is given, and its own: where they are on this machine.
+//! Keys that the guest is given, and its own key: where this machine keeps them.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,12 +22,12 @@ use crate::trust::guest::Clock;
 use crate::trust::keyring::{Keyring, Machine, Sources, Text};
 use crate::trust::provided::{self, Provided};
 
-/// Changes with each copy of the VM's memory, where the hypervisor provides that.
+/// File that changes with each copy of the VM's memory, where the hypervisor provides it (VM generation ID).
 const GENERATION: &str = "/sys/firmware/qemu_fw_cfg/by_name/etc/vmgenid_guid/raw";
-/// Editors write a file in several steps: it is read when nothing has happened for this long.
+/// Time without changes before a file is read: editors write a file in several steps.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// The keyring of this machine; with `plain`, peers without a key are let in beside keys. Reads nothing yet.
+/// Returns the keyring of this machine. With `plain`, peers without a key are accepted as well. Reads nothing yet.
 pub fn keyring(settings: TrustSettings, plain: bool, guest: &Guest) -> Keyring {
     let given = guest.root.clone();
     let (root, freezer) = (guest.root.clone(), guest.freezer.clone());
@@ -42,31 +42,31 @@ pub fn keyring(settings: TrustSettings, plain: bool, guest: &Guest) -> Keyring {
     })
 }
 
-/// What `guestlet trust` is to do.
+/// Subcommand of `guestlet trust`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Show the keys.
+    /// List the keys.
     List {
-        /// For programs.
+        /// True to print JSON, for programs.
         json: bool,
     },
-    /// Forget them.
+    /// Delete this guest's own key, and the record that keys were ever given.
     Reset,
 }
 
-/// What the words after `guestlet trust` ask for.
+/// Command line after `guestlet trust`.
 #[derive(Debug)]
 pub struct Asked {
-    /// What to do.
+    /// Subcommand to run.
     pub action: Action,
-    /// The settings file that was named.
+    /// Settings file given on the command line.
     pub settings: Option<PathBuf>,
 }
 
-/// Reads the words after `guestlet trust`.
+/// Parses the command line after `guestlet trust`.
 ///
 /// # Errors
-/// In words for people.
+/// A message for people.
 pub fn parse(words: &[OsString]) -> Result<Asked, String> {
     let Words { plain, json, settings } = words::read(words, 1)?;
     let action = match plain.first().and_then(|verb| verb.to_str()) {
@@ -81,7 +81,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked, String> {
     Ok(Asked { action, settings })
 }
 
-/// The keys that this machine has, for people or for programs. Blocks.
+/// Lists the keys of this machine, for people or as JSON. Blocks.
 pub fn list(settings: TrustSettings, json: bool) -> String {
     let found = keyring(settings, false, &Guest::default()).list();
     let own = found.own.map(|key| key.fingerprint().to_string());
@@ -132,8 +132,8 @@ fn anchor_json(anchor: &Anchor) -> serde_json::Value {
     })
 }
 
-/// Forgets this guest's own key, and that it was ever given one, where no agent runs. Returns whether something still gives
-/// this guest keys. Blocks.
+/// Deletes this guest's own key and the record that it was ever given keys, where no agent runs. Returns whether a
+/// source still gives this guest keys. Blocks.
 ///
 /// # Errors
 /// If a file cannot be removed.
@@ -143,7 +143,7 @@ pub fn forget(settings: TrustSettings) -> anyhow::Result<bool> {
     Ok(keyring.list().is_keyed)
 }
 
-/// What `guestlet trust reset` has done, for people.
+/// Returns the message of `guestlet trust reset`, for people.
 pub fn forgotten(is_keyed: bool) -> String {
     let mut text = "Forgotten: this guest's own key, and that it was ever given keys.\n".to_owned();
     if is_keyed {
@@ -152,7 +152,7 @@ pub fn forgotten(is_keyed: bool) -> String {
     text
 }
 
-/// What the guestlet API does with keys.
+/// Returns the part of the guestlet API that handles keys.
 pub fn of_the_api(keyring: &Keyring, guest: &Guest) -> Keys {
     let root = guest.root.clone();
     Keys::new(keyring.clone(), move || {
@@ -161,12 +161,12 @@ pub fn of_the_api(keyring: &Keyring, guest: &Guest) -> Keys {
     })
 }
 
-/// Where systemd has put the credentials of this service (systemd.exec(5)).
+/// Returns the directory of this service's credentials, from systemd (systemd.exec(5)).
 fn credentials() -> Option<PathBuf> {
     std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from)
 }
 
-/// What the platform gives besides files.
+/// Returns the texts with public keys of host halves that the platform provides, such as credentials from systemd.
 fn platform(root: &Root) -> Vec<Text> {
     let text = |given: Result<Provided, provided::Problem>| match given {
         Ok(Provided { place, text }) => (place, Ok(text)),
@@ -175,7 +175,7 @@ fn platform(root: &Root) -> Vec<Text> {
     provided::hosts(root, credentials().as_deref()).into_iter().map(text).collect()
 }
 
-/// What tells this machine from its copies.
+/// Returns the values that distinguish this machine from its clones.
 fn machine(root: &Root) -> Machine {
     let identity::Identity { machine_id, dmi_uuid, .. } = identity::identity(root);
     let generation = files::read(&root.path(GENERATION)).map(|bytes| Fingerprint::of(&bytes).to_string());
@@ -189,7 +189,8 @@ fn clock_of_the_day() -> Clock {
     }
 }
 
-/// Reads the keys again whenever root has changed their files: who is not let in any more is cut off.
+/// Reads the keys again whenever root has changed their files. A host half whose key is no longer accepted is
+/// disconnected.
 pub fn follow(keyring: &Keyring, supervisor: &mut Supervisor) {
     let mut news = FolderNews::begin(keyring.hosts());
     let (keyring, shutdown) = (keyring.clone(), supervisor.shutdown());

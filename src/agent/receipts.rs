@@ -1,4 +1,5 @@
-//! The receipts of freezes: who signs them, and `guestlet receipts`, for root in the guest, whether the agent runs or not.
+//! Receipts of freezes: their signature, and `guestlet receipts`, for root in the guest, whether the agent runs or
+//! not.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,10 +24,10 @@ use crate::trust::Fingerprint;
 use crate::trust::key::signer;
 use crate::trust::keyring::Keyring;
 
-/// How long the end of the agent waits for receipts that are being written.
+/// Time for which the end of the agent waits for receipts that are being written.
 const LAST: Duration = Duration::from_secs(5);
 
-/// Has receipts signed with this guest's own key.
+/// Makes the freezer sign its receipts with this guest's own key.
 pub fn sign_with(freezer: &Freezer, keyring: &Keyring) {
     let Some(clerk) = freezer.clerk() else { return };
     let keyring = keyring.clone();
@@ -36,45 +37,46 @@ pub fn sign_with(freezer: &Freezer, keyring: &Keyring) {
     }));
 }
 
-/// Tries again to write what could not be written.
+/// Tries again to write receipts that could not be written before.
 pub fn tick(freezer: &Freezer) {
     if let Some(clerk) = freezer.clerk() {
         clerk.tick();
     }
 }
 
-/// Waits for receipts that are being written, before the agent ends: with the machine, those in memory would be lost.
+/// Waits for receipts that are being written, before the agent ends: those in memory would be lost with the
+/// machine.
 pub async fn finish(freezer: &Freezer) {
     let Some(clerk) = freezer.clerk().cloned() else { return };
     drop(blocking::attempt(move || clerk.wait(LAST)).await);
 }
 
-/// What `guestlet receipts` is to do.
+/// Subcommand of `guestlet receipts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// List all.
+    /// List all receipts.
     List,
-    /// Show the one with this id.
+    /// Show the receipt with this id.
     Show(String),
-    /// Check the signature of the one with this id, or in this file.
+    /// Check the signature of the receipt with this id, or in this file.
     Verify(OsString),
 }
 
-/// What the words after `guestlet receipts` ask for.
+/// Command line after `guestlet receipts`.
 #[derive(Debug)]
 pub struct Asked {
-    /// What to do.
+    /// Subcommand to run.
     pub action: Action,
-    /// For programs.
+    /// True to print JSON, for programs.
     pub json: bool,
-    /// The settings file that was named.
+    /// Settings file given on the command line.
     pub settings: Option<PathBuf>,
 }
 
-/// Reads the words after `guestlet receipts`.
+/// Parses the command line after `guestlet receipts`.
 ///
 /// # Errors
-/// In words for people.
+/// A message for people.
 pub fn parse(words: &[OsString]) -> Result<Asked, String> {
     const HELP: &str = "specify what to do with receipts: guestlet receipts ls, show ID, or verify ID|FILE";
 
@@ -91,19 +93,19 @@ pub fn parse(words: &[OsString]) -> Result<Asked, String> {
     Ok(Asked { action, json, settings })
 }
 
-/// What a command has come to: what to print, and whether it is what people want.
+/// Result of a command: the output, and whether it succeeded.
 #[derive(Debug)]
 pub struct Answer {
-    /// For standard output.
+    /// Text for standard output.
     pub text: String,
-    /// The receipt is signed by this guest's key; of other commands, that they have done what they were asked for.
+    /// True if the receipt is signed by this guest's key; for other subcommands, if they have succeeded.
     pub is_good: bool,
 }
 
-/// Does it. Blocks.
+/// Runs the subcommand. Blocks.
 ///
 /// # Errors
-/// If receipts cannot be read, or there is none of that id.
+/// If receipts cannot be read, or no receipt has that id.
 pub fn answer(settings: AgentSettings, action: &Action, json: bool) -> anyhow::Result<Answer> {
     let (folder, directory) = (settings.state_folder.clone(), settings.receipts.clone());
     let own = keys::keyring(settings.trust, false, &Guest::default()).list().own.map(|key| key.fingerprint());
@@ -148,7 +150,7 @@ fn list(clerk: &Clerk, json: bool) -> anyhow::Result<String> {
     Ok(if json { format!("{:#}\n", Value::from(values)) } else { table(&rows) })
 }
 
-/// The envelope of the receipt of this id.
+/// Returns the envelope of the receipt with this id.
 fn envelope(clerk: &Clerk, id: &str) -> anyhow::Result<Vec<u8>> {
     let directory = clerk.directory().display();
     if !is_id(id) {

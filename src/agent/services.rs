@@ -1,5 +1,5 @@
-//! What a host half can call on its session: every service of the control channel, told apart by the paths of calls. To add
-//! one: its place in [`Services`], and in [`all`].
+//! Services that a host half can call on its session: all services of the control channel, told apart by the paths
+//! of calls. To add one: its place in [`Services`], and in [`all`].
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::wire::proto::v1::network_server::NetworkServer;
 use crate::wire::proto::v1::power_server::PowerServer;
 use crate::wire::proto::v1::qga_server::QgaServer;
 
-/// All services.
+/// Combination of all services.
 pub type Services = Both<
     ExecServer<exec::Service>,
     Both<
@@ -41,10 +41,10 @@ pub type Services = Both<
     >,
 >;
 
-/// Those whose verbs QGA clients have as well, and what a session is kept with.
+/// Services whose verbs QGA clients have as well, and those that keep up a session.
 type Machine = Both<QgaServer<rpc::qga::Service>, Both<FreezeServer<freeze::Service>, Reading>>;
 
-/// Those that read and set what the machine has.
+/// Services that read and set properties of the machine.
 type Reading = Both<
     FileSystemsServer<file_systems::Service>,
     Both<
@@ -53,12 +53,13 @@ type Reading = Both<
     >,
 >;
 
-/// The others.
+/// Remaining services.
 type Before =
     Both<PowerServer<power::Service>, Both<HealthChecksServer<health_checks::Service>, guest::Served>>;
 
-/// The services over this guest. Commands of QGA are carried out by the engine that its clients have; programs, copies and forwarded
-/// connections are held to the rules of `gate`, and have clients until `stopping`; `records` has copies that were interrupted.
+/// Builds the services for this guest. QGA commands are carried out by the same engine as those of QGA clients.
+/// Programs, copies and forwarded connections are subject to the rules of `gate`, and have clients until
+/// `stopping`. `records` has the interrupted copies.
 pub fn all(
     guest: &Guest,
     context: Arc<qga::Context>,

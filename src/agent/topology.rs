@@ -1,4 +1,4 @@
-//! Where the guest runs: what is kept of it, for whom, while the agent runs.
+//! Upkeep of the guest's topology in files and on its Node while the agent runs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,8 +14,9 @@ use crate::sys::blocking;
 use crate::sys::root::Root;
 use crate::topology;
 
-/// Takes what is known from `folder`, brings the files of nodes that are to join up to date, and starts what keeps them
-/// so. `kubelet_knows_host`: it is told by CSI, and makes it a label of the Node.
+/// Loads the known topology from `folder`, updates the files of nodes that will join, and starts the tasks that
+/// keep them up to date. `kubelet_knows_host` means that kubelet gets the host through CSI, and makes it a label
+/// of the Node.
 pub async fn start(
     settings: TopologySettings,
     kubelet_knows_host: bool,
@@ -32,7 +33,7 @@ pub async fn start(
     let kinds = settings.drop_ins.iter().filter_map(|name| Kind::named(name)).collect();
     let kinds: Vec<Kind> = kinds;
     let off: Vec<_> = Kind::ALL.into_iter().filter(|kind| !kinds.contains(kind)).collect();
-    // What an earlier run has left frozen keeps whoever writes waiting; the start does not wait with it.
+    // Writing to a file system that an earlier run has left frozen would block: do not let the start wait for that.
     let frozen = guest.freezer.restricts();
     let off = if frozen { Vec::new() } else { off };
     let root = guest.root.clone();
@@ -42,7 +43,7 @@ pub async fn start(
         }
     }
     let files = Files { guest: guest.clone(), kinds, zone_change };
-    // A part of the start: who starts kubelet after the agent must not find what an earlier boot left.
+    // Part of the start: a kubelet that starts after the agent must not find labels of an earlier boot.
     let mut first = None;
     if !frozen {
         first = guest.topology.standing().known;
@@ -61,7 +62,7 @@ pub async fn start(
     }
 }
 
-/// Keeps the files of nodes that are to join.
+/// Task that keeps the files of nodes that will join up to date.
 struct Files {
     guest: Guest,
     kinds: Vec<Kind>,
@@ -94,7 +95,7 @@ impl Files {
             Vec::new()
         } else {
             let (told, outcomes) = tokio::sync::oneshot::channel();
-            // A file system that is frozen keeps whoever writes to it waiting.
+            // Writing to a frozen file system blocks, so wait until none is frozen.
             let freezer = self.guest.freezer.clone();
             blocking::run(move || freezer.unfrozen(move || drop(told.send(write())))).await;
             outcomes.await.unwrap_or_default()
@@ -108,7 +109,8 @@ impl Files {
     }
 }
 
-/// Takes all labels of ours out of the files of nodes that are to join: whether that went well, and what to tell people.
+/// Removes all labels of guestlet from the files of nodes that will join. Returns whether that succeeded, and the
+/// messages for people.
 pub fn remove() -> (bool, String) {
     let outcomes = drop_ins::remove(&Root::default(), &Kind::ALL);
     let wrong =

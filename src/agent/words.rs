@@ -1,25 +1,25 @@
-//! The words after a verb of `guestlet` that people give to an agent, or to what one has left.
+//! Command lines of the subcommands of `guestlet` that people use on an agent, or on files that an agent has left.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use lexopt::Arg;
 
-/// What was said, but for the options that all have.
+/// Command line, with the common options already parsed.
 #[derive(Debug, Default)]
 pub struct Words {
-    /// What is no option.
+    /// Arguments that are not options.
     pub plain: Vec<OsString>,
-    /// The output is for programs.
+    /// True to print JSON, for programs.
     pub json: bool,
-    /// The settings file that was named.
+    /// Settings file given on the command line.
     pub settings: Option<PathBuf>,
 }
 
-/// Reads them; at most so many may be no options.
+/// Parses a command line with at most `most` arguments that are not options.
 ///
 /// # Errors
-/// In words for people.
+/// A message for people.
 pub fn read(words: &[OsString], most: usize) -> Result<Words, String> {
     let mut parser = lexopt::Parser::from_args(words);
     let told = |error: lexopt::Error| error.to_string();

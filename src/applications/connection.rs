@@ -1,4 +1,5 @@
-//! A session with a database over its unix socket: every wait has an end, and the other side is who it should be.
+//! Session with a database over its Unix socket: every wait has a deadline, and the identity of the peer is
+//! checked.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
@@ -17,23 +18,23 @@ use nix::unistd::Uid;
 
 use super::Problem;
 
-/// A connected stream.
+/// Connected stream to the database, and the process at its other end.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
-    /// The process that listens.
+    /// PID of the process that listens.
     server: i32,
 }
 
 impl Connection {
-    /// Connects to a socket that belongs to this process's user, where a process of the same user listens.
+    /// Connects to a socket that belongs to this process's user and on which a process of the same user listens.
     ///
     /// # Errors
-    /// If it is anything else, or does not accept until then.
+    /// If the path is anything else, or the connection is not accepted by the deadline.
     pub fn open(path: &Path, until: Instant) -> Result<Self, Problem> {
         let name = path.display();
         let failed = |error: nix::Error| Problem::new(format_args!("cannot connect to {name}: {error}"));
-        // The very file that is looked at is connected to, whatever is at its path by then.
+        // Connect through the descriptor of the file that was checked, even if the path leads elsewhere by then.
         let file = open(path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
             .map_err(failed)?;
         let about = fstat(&file).map_err(failed)?;
@@ -63,15 +64,15 @@ impl Connection {
         Ok(Self { stream: UnixStream::from(socket), server: peer.pid() })
     }
 
-    /// The process that listens, or has listened when the socket was made.
+    /// Returns the PID of the process that listens, or that listened when the socket was created.
     pub fn server(&self) -> i32 {
         self.server
     }
 
-    /// Sends all of it.
+    /// Sends all bytes.
     ///
     /// # Errors
-    /// If it is not taken until then, or the session has ended.
+    /// If they are not accepted by the deadline, or the session has ended.
     pub fn send(&mut self, bytes: &[u8], until: Instant) -> Result<(), Problem> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -89,7 +90,7 @@ impl Connection {
     /// Fills the buffer.
     ///
     /// # Errors
-    /// If not so much comes until then, or the session has ended.
+    /// If not enough bytes arrive by the deadline, or the session has ended.
     pub fn receive(&mut self, buffer: &mut [u8], until: Instant) -> Result<(), Problem> {
         let mut filled = 0;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -98,10 +99,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives at least one byte; of a buffer that has no room none.
+    /// Receives at least one byte, or none if the buffer is empty.
     ///
     /// # Errors
-    /// If nothing comes until then, or the session has ended.
+    /// If nothing arrives by the deadline, or the session has ended.
     pub fn receive_some(&mut self, buffer: &mut [u8], until: Instant) -> Result<usize, Problem> {
         loop {
             self.stream.set_read_timeout(Some(left(until)?)).map_err(ended)?;
@@ -123,13 +124,13 @@ impl AsFd for Connection {
     }
 }
 
-/// The time that is left.
+/// Returns the time until the deadline.
 ///
 /// # Errors
-/// If there is none.
+/// If less than a millisecond is left.
 pub fn left(until: Instant) -> Result<Duration, Problem> {
     let left = until.saturating_duration_since(Instant::now());
-    // Timeouts of sockets count in microseconds, and 0 is for ever.
+    // Socket timeouts have a resolution of microseconds, and 0 means no timeout.
     if left < Duration::from_millis(1) {
         return Err(Problem::new("the database did not answer in time"));
     }

@@ -1,4 +1,5 @@
-//! What the agent and the process of an application tell each other: one JSON document a line, each bounded.
+//! Messages between the agent and the process of an application: one JSON document per line, each of bounded
+//! length.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,64 +9,64 @@ use serde::{Deserialize, Serialize};
 use super::problem::bounded;
 use super::{Held, MOST_DIRECTORIES, MOST_POSITIONS, MOST_TEXT, Positions, Problem};
 
-/// The longest line, in bytes.
+/// Maximum length of a line in bytes.
 pub const MOST_LINE: usize = 64 * 1024;
 
-/// What the agent asks for.
+/// Request of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Prepare and hold, within so many milliseconds.
+    /// Prepare and hold, within this number of milliseconds.
     Hold(u64),
-    /// Release, within so many milliseconds.
+    /// Release, within this number of milliseconds.
     Release(u64),
 }
 
-/// A directory with data of a database.
+/// Directory with data of a database.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Directory {
-    /// With all links followed.
+    /// Path with all links followed.
     pub path: PathBuf,
-    /// The mount that it is on, as /proc/self/mountinfo numbers it.
+    /// ID of its mount, as in /proc/self/mountinfo.
     pub mount: u64,
 }
 
-/// What the process answers, or says by itself.
+/// Answer of the process to a request, or a report that it sends by itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Answer {
     /// The application is held.
     Held {
-        /// The server's version.
+        /// Version of the server.
         version: String,
-        /// Where it is.
+        /// Position of the database in its log, by name.
         positions: BTreeMap<String, String>,
-        /// Where its data are.
+        /// Directories that hold its data.
         directories: Vec<Directory>,
     },
-    /// It was released.
+    /// The application was released; with its positions at that time.
     Released(BTreeMap<String, String>),
-    /// What was asked for could not be done; or, by itself, the session is gone.
+    /// The request failed; or, without a request, the session that was held has ended.
     Failed(String),
 }
 
 impl Answer {
-    /// Of what an application says, cut to what a line has room for.
+    /// Builds the answer to a hold; long texts are cut to fit into a line.
     pub fn held(held: Held, directories: Vec<Directory>) -> Self {
         let version = bounded(&held.version, MOST_TEXT);
         Self::Held { version, positions: texts(held.positions), directories }
     }
 
-    /// Of what it says at the end.
+    /// Builds the answer to a release.
     pub fn released(positions: Positions) -> Self {
         Self::Released(texts(positions))
     }
 
-    /// A line that came from a process that runs as somebody else, bounded once more.
+    /// Parses a line from the process of the application, which runs as another user; long texts are cut again.
     ///
     /// # Errors
-    /// If it is no such document.
+    /// If the line is not such a document.
     pub fn parse(line: &[u8]) -> Result<Self, Problem> {
         let wrong = |why| Problem::new(format_args!("its process sent an unexpected answer: {why}"));
         match serde_json::from_slice::<Self>(line).map_err(|error| wrong(error.to_string()))? {

@@ -1,20 +1,22 @@
-//! Clients of databases, for snapshots that an application has prepared for: each runs in a process of its own, as the
+//! Clients of databases, for application-consistent snapshots: each runs in a process of its own, as the
 //! database's user, for as long as file systems are frozen.
 //!
-//! The agent starts its own program again as `guestlet application KIND TARGET`, which no help lists, and speaks with it over two
-//! pipes, one JSON document a line ([`messages`]). The process has no capability, opens no file for writing, and ends, with the
-//! session that it holds, when its standard input does: whatever kills the agent ends it, and whatever kills it ends the
-//! session, which the database then releases by itself.
+//! The agent starts its own program again as `guestlet application KIND TARGET`, which is not listed in any help,
+//! and communicates with it over two pipes, one JSON document per line ([`messages`]). The process has no
+//! capability and opens no file for writing. It ends, with the session that it holds, at the end of its standard
+//! input. So the end of the agent ends this process, and its end ends the session, whose locks the database then
+//! releases by itself.
 //!
 //! ```text
 //!          hold                        release
 //! started ──────▶ holds the session ───────────▶ ended
 //!                   │ the session ends
 //!                   ▼
-//!                 lost: says so, and waits for its end
+//!                 lost: reports it, and waits for its end
 //! ```
 //!
-//! To add a database: a module with an [`Application`], its line in [`KINDS`], its sockets in `guest/freeze/applications/discovery`.
+//! To add a database: a module with an [`Application`], its line in [`KINDS`], and its sockets in
+//! `guest/freeze/applications/discovery`.
 
 pub mod connection;
 mod etcd;
@@ -32,57 +34,63 @@ use std::time::Instant;
 
 pub use problem::Problem;
 
-/// The longest text of a position, in bytes.
+/// Maximum length of the text of a position in bytes.
 pub const MOST_TEXT: usize = 256;
-/// How many positions an application has at most.
+/// Maximum number of positions of an application.
 pub const MOST_POSITIONS: usize = 32;
-/// How many directories an application has at most. One with more is not held, because what is not known is not proved.
+/// Maximum number of directories of an application. One with more is not held: a directory that is not listed
+/// cannot be proved to be in the snapshot.
 pub const MOST_DIRECTORIES: usize = 256;
 
-/// What proves where a database was: names and values, such as `lsn`, `timeline`, `gtid`. Each text has at most [`MOST_TEXT`] bytes.
+/// Positions that prove the state of a database, by name, such as `lsn`, `timeline`, `gtid`. Each text has at most
+/// [`MOST_TEXT`] bytes.
 pub type Positions = BTreeMap<&'static str, String>;
 
-/// What a database says once it is held.
+/// Report of a database once it is held.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Held {
-    /// The server's version.
+    /// Version of the server.
     pub version: String,
-    /// Where it is. What it has acknowledged before is in every snapshot that is taken from now on.
+    /// Positions of the database. Everything that it acknowledged before is in every snapshot that is taken from now
+    /// on.
     pub positions: Positions,
-    /// Every directory with data without which the database does not come up as it was: data, log, tablespaces. As its user sees
-    /// them, with all links followed. Empty if that is not known, which costs the level.
+    /// Every directory with data without which the database does not start with its former contents: data, log,
+    /// tablespaces. Paths are as its user sees them, with all links followed. Empty if the directories are not known,
+    /// which lowers the level of the freeze.
     pub directories: Vec<PathBuf>,
 }
 
-/// One database, from the moment at which its process starts.
+/// Client of one database, created when its process starts.
 pub trait Application {
-    /// Prepares for the snapshot, and holds what has to be held.
+    /// Prepares for the snapshot, and holds the database as its kind requires.
     ///
     /// # Errors
-    /// If the database does not answer as it should until then. The process ends after that.
+    /// If the database does not answer as expected by the deadline. The process ends after that.
     fn hold(&mut self, until: Instant) -> Result<Held, Problem>;
 
-    /// Becomes readable, or is hung up, when the session that is held may be dead.
+    /// Returns the descriptor that becomes readable, or is hung up, when the held session may have ended.
     fn session(&self) -> BorrowedFd<'_>;
 
-    /// Called when it does, while file systems are frozen: must neither wait nor ask the database for anything that writes.
+    /// Checks the session; called when `session` becomes readable, while file systems are frozen. Must neither wait
+    /// nor ask the database for anything that writes.
     ///
     /// # Errors
-    /// If the session is gone.
+    /// If the session has ended.
     fn check(&mut self) -> Result<(), Problem>;
 
-    /// After the thaw: releases what was held, and says where the database is then.
+    /// Releases what was held, after the thaw, and returns the positions of the database at that time.
     ///
     /// # Errors
-    /// If it is not the same server any more, or not the same session.
+    /// If the server or the session is no longer the same.
     fn release(&mut self, until: Instant) -> Result<Positions, Problem>;
 }
 
-/// Makes the client of a database at a target, such as the path of its socket.
+/// Constructor of the client of a database at a target, such as the path of its socket.
 pub type Make = fn(target: &str) -> Box<dyn Application>;
 
-/// The kinds of databases.
+/// Kinds of databases, with the constructors of their clients.
 pub const KINDS: &[(&str, Make)] = &[("postgresql", postgres::at), ("mysql", mysql::at), ("etcd", etcd::at)];
 
-/// Those that commit nothing while they are held: they are held last, when the others are.
+/// Kinds of databases that commit nothing while they are held. They are held after all others, to keep that time
+/// short.
 pub const HELD_LAST: &[&str] = &["mysql"];

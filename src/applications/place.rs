@@ -1,4 +1,4 @@
-//! Where the data of an application are, as the kernel sees it.
+//! Directories with the data of an application, as the kernel sees them.
 
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
@@ -10,10 +10,10 @@ use nix::sys::stat::Mode;
 use super::Problem;
 use super::messages::Directory;
 
-/// A directory, with all links followed and the number of the mount that it is on. May wait for a disk.
+/// Returns a directory with all links followed, and the ID of its mount. May wait for a disk.
 ///
 /// # Errors
-/// If it is none, or this process may not see it.
+/// If the path is not a directory, or this process may not access it.
 pub fn directory(path: &Path) -> Result<Directory, Problem> {
     let failed = |why: &str| Problem::new(format_args!("cannot look at {}: {why}", path.display()));
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -21,7 +21,7 @@ pub fn directory(path: &Path) -> Result<Directory, Problem> {
     let number = file.as_raw_fd();
     let real = std::fs::read_link(format!("/proc/self/fd/{number}"));
     let path = real.map_err(|error| failed(&error.to_string()))?;
-    // btrfs gives each subvolume a device of its own, which the list of mounts does not have; the mount's number is in it.
+    // Use the mount ID: btrfs gives each subvolume a device number of its own, which the list of mounts does not have.
     let mut text = String::new();
     std::fs::File::open(format!("/proc/self/fdinfo/{number}"))
         .and_then(|info| info.take(4096).read_to_string(&mut text))

@@ -1,21 +1,22 @@
-//! What is wrong with a database, in words for people.
+//! Problems with a database, described for people.
 
 use std::fmt;
 
-/// The longest text, in bytes.
+/// Maximum length of the text in bytes.
 const MOST: usize = 512;
 
-/// What failed, and what the database or the system said: bounded, in one line, without control characters.
+/// Description of a failure with the message of the database or the system: one line of bounded length, without
+/// control characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem(String);
 
 impl Problem {
-    /// Of words that may be anybody's.
+    /// Creates a problem from text that may come from an untrusted source.
     pub fn new(words: impl fmt::Display) -> Self {
         Self(bounded(&words.to_string(), MOST))
     }
 
-    /// The same, with what was being done before it.
+    /// Returns the problem with the operation that failed before it.
     #[must_use]
     pub fn while_doing(self, what: &str) -> Self {
         Self::new(format_args!("{what}: {}", self.0))
@@ -28,7 +29,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The beginning of a text that somebody else wrote: at most so many bytes, with control characters escaped.
+/// Returns the beginning of an untrusted text: at most `most` bytes, with control characters escaped.
 pub fn bounded(text: &str, most: usize) -> String {
     let mut kept = String::new();
     for character in text.trim().chars() {
@@ -46,7 +47,7 @@ pub fn bounded(text: &str, most: usize) -> String {
     kept
 }
 
-/// Characters that change how the others are shown.
+/// Returns whether the character is invisible and may change how others are shown.
 fn is_invisible(character: char) -> bool {
     matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }

@@ -1,4 +1,4 @@
-//! The process of an application: does what the agent asks for on standard input, one line at a time.
+//! Process of an application: carries out the requests that the agent sends on standard input, one per line.
 
 use std::io::{self, BufRead as _, Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -13,20 +13,21 @@ use super::place::directory;
 use super::{Application, KINDS, MOST_DIRECTORIES, Problem};
 use crate::sys::process_group::{stay, thread};
 
-/// The longest request, in bytes.
+/// Maximum length of a request in bytes.
 const MOST_REQUEST: u64 = 256;
 
-/// Serves the application `kind` at `target` until the agent wants no more of it, or is gone.
+/// Serves the application `kind` at `target` until the agent needs it no longer, or has ended.
 ///
 /// # Errors
-/// If there is no such kind, or the agent cannot be told.
+/// If the kind is unknown, or answers cannot be sent to the agent.
 pub fn serve(kind: &str, target: &str) -> anyhow::Result<()> {
     let Some((_, make)) = KINDS.iter().find(|(name, _)| *name == kind) else {
         bail!("there is no application {kind:?}");
     };
-    // The service manager tells the whole control group to end; the agent, and what is held, stay until the thaw.
+    // When the service is stopped, the service manager signals the whole control group. The agent, and the hold with
+    // it, must last until the thaw.
     stay()?;
-    // Whatever this process waits for, it does not outlast the agent.
+    // A thread of its own, so that this process ends with the agent whatever it waits for.
     thread("agent", end_with_the_agent)?;
     let mut application = make(target);
     let Some(Request::Hold(milliseconds)) = request()? else { return Ok(()) };
@@ -38,7 +39,7 @@ pub fn serve(kind: &str, target: &str) -> anyhow::Result<()> {
     }
     if let Err(problem) = watch(&mut *application)? {
         tell(&Answer::Failed(problem.to_string()))?;
-        // The agent knows now; whatever it asks for next, there is nothing to release.
+        // The agent knows now. Wait for its next request, but there is nothing left to release.
         let _ = request()?;
         return Ok(());
     }
@@ -48,15 +49,15 @@ pub fn serve(kind: &str, target: &str) -> anyhow::Result<()> {
 }
 
 fn until(milliseconds: u64) -> Instant {
-    // As long as an hour at most, which no setting exceeds.
+    // At most an hour, which no setting exceeds.
     Instant::now() + Duration::from_millis(milliseconds.min(3_600_000))
 }
 
-/// The end of standard input ends this process, and with it the session with the database.
+/// Ends this process, and with it the session with the database, at the end of standard input.
 fn end_with_the_agent() {
     let input = io::stdin();
     loop {
-        // Asked for nothing, it says only that the other end is closed.
+        // Without requested events, poll(2) reports only that the other end was closed.
         let mut files = [PollFd::new(input.as_fd(), PollFlags::empty())];
         match poll(&mut files, PollTimeout::NONE) {
             Err(Errno::EINTR) => {}
@@ -65,7 +66,7 @@ fn end_with_the_agent() {
     }
 }
 
-/// The next request; nothing at the end.
+/// Reads the next request; `None` at the end of the input.
 fn request() -> anyhow::Result<Option<Request>> {
     let mut line = Vec::new();
     io::stdin().lock().take(MOST_REQUEST).read_until(b'\n', &mut line)?;
@@ -97,7 +98,7 @@ fn hold(application: &mut dyn Application, until: Instant) -> Result<Answer, Pro
     Ok(Answer::held(held, directories))
 }
 
-/// Waits until the agent asks for something; or for the end of the session, which is a problem.
+/// Waits until the agent sends a request, or the session ends, which is a problem.
 fn watch(application: &mut dyn Application) -> anyhow::Result<Result<(), Problem>> {
     let input = io::stdin();
     loop {

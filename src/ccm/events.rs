@@ -1,6 +1,6 @@
-//! Events of the cluster: what people have to know of a Node or a Service. The same words about the same object are told once in an
-//! hour, however often they come up, and of one object no more than a few at once and one each minute: what is told comes from guests, and
-//! the API server is everybody's.
+//! Events of the cluster, with what people have to know of a Node or a Service. The same message about the
+//! same object is recorded once per hour, however often it comes up. Each object gets a burst of a few events
+//! and then one per minute, because the messages originate in guests and the API server is shared.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -17,68 +17,68 @@ use crate::ccm::objects::{name, uid};
 use crate::kubernetes::lists;
 use crate::pace::{Count, Rate};
 
-/// The name under which events are written.
+/// Component name in the events.
 pub const COMPONENT: &str = "guestlet-ccm";
-/// The namespace of events of objects that are in none.
+/// Namespace of events about cluster-scoped objects.
 const DEFAULT_NAMESPACE: &str = "default";
-/// When the same is told again.
+/// Time after which the same message is recorded again.
 const AGAIN: Duration = Duration::from_secs(3600);
-/// Characters of the words; the API server takes 1024.
+/// Limit of the characters of a message; the API server accepts 1024.
 const LONGEST: usize = 1000;
-/// Things that are remembered to have been told, and objects whose events are counted.
+/// Limit of the messages that are remembered, and of the objects whose events are counted separately.
 const MOST: usize = 4096;
-/// Events of one object.
+/// Limit on the events of one object.
 const RATE: Rate = Rate { burst: 10, again: Duration::from_secs(60) };
 
-/// Whether something is wrong.
+/// Kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It is well.
+    /// Normal operation.
     Normal,
-    /// Somebody has to look at it.
+    /// Problem that needs attention.
     Warning,
 }
 
-/// What is to be told of an object.
+/// Event that is to be recorded about an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct News {
-    /// Whether something is wrong.
+    /// Severity of the event.
     pub kind: Kind,
-    /// One word.
+    /// Reason of the event, in one word.
     pub reason: String,
-    /// In words.
+    /// Message for people.
     pub message: String,
 }
 
 impl News {
-    /// That all is well.
+    /// Returns an event about normal operation.
     pub fn normal(reason: &str, message: impl Into<String>) -> Self {
         Self { kind: Kind::Normal, reason: reason.to_owned(), message: message.into() }
     }
 
-    /// That something is wrong.
+    /// Returns an event about a problem.
     pub fn warning(reason: &str, message: impl Into<String>) -> Self {
         Self { kind: Kind::Warning, reason: reason.to_owned(), message: message.into() }
     }
 }
 
-/// Tells the cluster.
+/// Recorder of events about the cluster's objects.
 pub struct Recorder {
     client: Client,
     told: Mutex<Told>,
 }
 
-/// What was told.
+/// Record of past events, for deduplication and rate limits.
 #[derive(Debug, Default)]
 struct Told {
-    /// The last words, by UID and reason.
+    /// Last message and its time, by UID and reason.
     words: BTreeMap<(String, String), (String, Instant)>,
-    /// Events of each object, by UID.
+    /// Number of events of each object, by UID.
     counted: BTreeMap<String, Count>,
 }
 
 impl Recorder {
-    /// One that writes with this client.
+    /// Creates a recorder that writes with this client.
     pub fn new(client: Client) -> Self {
         Self { client, told: Mutex::default() }
     }
@@ -87,7 +87,7 @@ impl Recorder {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).is_news(uid, news, Instant::now())
     }
 
-    /// Tells something of an object. What cannot be told is logged.
+    /// Records an event about an object, and logs it. A failure to write the event is only logged.
     pub async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, news: &News) {
         let meta = object.meta();
         if !self.is_news(uid(meta), news) {
@@ -113,7 +113,8 @@ impl Recorder {
 }
 
 impl Told {
-    /// Whether this is to be told of the object with that UID. It is not, from then on.
+    /// Reports whether this event about the object with that UID is to be recorded, and remembers it as recorded
+    /// if so.
     fn is_news(&mut self, uid: &str, news: &News, now: Instant) -> bool {
         let key = (uid.to_owned(), news.reason.clone());
         let is_told = self.words.get(&key).is_some_and(|(words, when)| {
@@ -131,8 +132,8 @@ impl Told {
         true
     }
 
-    /// Whether there may be one more event of an object, which counts from then on. Those that are too many to be counted by themselves
-    /// are counted together.
+    /// Takes one event from the object's allowance and reports whether it was available. Objects beyond the limit
+    /// of those that are counted separately share one allowance.
     fn has_room(&mut self, uid: &str, now: Instant) -> bool {
         if self.counted.len() >= MOST {
             self.counted.retain(|_, count| !count.is_over(now));

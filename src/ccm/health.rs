@@ -1,14 +1,14 @@
-//! Whether this program is well, over HTTP on loopback, for the probes of kubelet.
+//! Health of this program, over HTTP on loopback, for the probes of kubelet.
 //!
 //! | path | 200 as long as |
 //! |---|---|
-//! | `/healthz`, `/livez` | what this replica does while it leads goes on, and it does not go on beyond its Lease. Else only a new start helps |
-//! | `/readyz` | the API server and the host half answer, as far as this replica asks them |
+//! | `/healthz`, `/livez` | the work as leader makes progress, and has not outlived its Lease; otherwise only a restart helps |
+//! | `/readyz` | the API server and the host half answer, as far as this replica calls them |
 //!
-//! A program that is stuck as a whole answers nothing, which counts as a failure, too. That the API server or the host half cannot be
-//! asked is no reason to start anew: nothing would be better afterwards.
+//! A program that is stuck as a whole does not answer at all, which counts as a failure, too. An API server
+//! or host half that cannot be reached is no reason to restart: a restart would not help.
 //!
-//! To have another loop looked after: beat in it, by a [`Pulse`] of its own.
+//! To have another loop supervised, give it a [`Pulse`] and beat in it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,14 +44,14 @@ pub(super) struct Health {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// When each loop was heard of last.
+    /// Time of the last sign of life of each loop.
     beats: BTreeMap<&'static str, Instant>,
-    /// Until when this replica leads, if it does.
+    /// Time until which this replica leads, if it does.
     leads_until: Option<Instant>,
 }
 
 impl Known {
-    /// Why only a new start helps, if it is so.
+    /// Returns the reason why only a restart helps; `None` if the program is well.
     fn stuck(&self, now: Instant) -> Option<String> {
         let late = |since: Instant, most: Duration| now.saturating_duration_since(since) >= most;
         if self.leads_until.is_some_and(|until| late(until, OVERDUE)) {
@@ -63,22 +63,22 @@ impl Known {
 }
 
 impl Health {
-    /// That of a replica with these problems.
+    /// Returns the health of a replica with these problems.
     pub(super) fn new(problems: watch::Receiver<Problems>) -> Self {
         Self { known: Arc::default(), problems }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Nothing that is done under the lock leaves it half changed.
+        // No operation under the lock can leave the value half changed, so a poisoned lock is usable.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This replica leads until then.
+    /// Records that this replica leads until this time.
     pub(super) fn leads_until(&self, until: Instant) {
         self.known().leads_until = Some(until);
     }
 
-    /// Begins the pulse of a loop, which counts from now on.
+    /// Starts the supervision of a loop, which has to beat from now on.
     pub(super) fn pulse(&self, part: &'static str) -> Pulse {
         let mut ticks = tokio::time::interval(BEAT);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -87,11 +87,11 @@ impl Health {
         pulse
     }
 
-    /// Serves probes, until it is dropped.
+    /// Serves probes until the future is dropped.
     pub(super) async fn serve(self, listener: TcpListener) {
         let (tasks, places) = (Scope::new(), Arc::new(Semaphore::new(CLIENTS)));
         loop {
-            // Never closed.
+            // The semaphore is never closed.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
@@ -141,7 +141,7 @@ impl Health {
     }
 }
 
-/// Sign of life of a loop, until it is dropped: then the loop has ended, which others notice.
+/// Sign of life of a loop. Dropping it ends the supervision: the end of a loop is noticed elsewhere.
 #[derive(Debug)]
 pub(super) struct Pulse {
     health: Health,
@@ -154,7 +154,7 @@ impl Pulse {
         self.health.known().beats.insert(self.part, Instant::now());
     }
 
-    /// Waits until it is time, and says that the loop goes on.
+    /// Waits for the next tick, and reports that the loop is alive.
     pub(super) async fn next(&mut self) {
         self.ticks.tick().await;
         self.beat();
@@ -191,7 +191,7 @@ mod tests {
         }
         tokio::time::advance(STUCK).await;
         assert_eq!(get(&health, "/livez"), (503, "no progress is made with the Services\n".to_owned()));
-        // It was held up.
+        // The loop was held up.
         pulse.next().await;
         assert_eq!(get(&health, "/livez").0, 200);
         drop(pulse);

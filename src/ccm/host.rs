@@ -1,5 +1,5 @@
-//! The way to the host half: calls of `guestlet.v1.Cloud` on the socket of this node's agent. One connection, made when it is needed
-//! and again after it broke.
+//! Connection to the host half: calls of `guestlet.v1.Cloud` on the socket of this node's agent. There is one
+//! connection, made when it is needed, and again after it broke.
 //!
 //! ```text
 //!  none ──a call──▶ dial ──▶ connected ──it breaks, or a call is not answered──▶ none
@@ -19,18 +19,18 @@ use crate::wire::proto::v1;
 use crate::wire::proto::v1::cloud_client::CloudClient;
 use crate::wire::proto::v1::load_balancer::State;
 
-/// How long a call may take. The agent gives one up later.
+/// Timeout of a call. That of the agent is longer.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// How long the agent may take to accept a connection.
+/// Timeout for the agent to accept a connection.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
-/// Bytes of one answer.
+/// Limit of the bytes of one answer.
 const MAX_ANSWER: usize = 4 << 20;
-/// For how long a long poll waits.
+/// Duration of a long poll.
 pub const WAIT_SECONDS: u32 = 20;
 
 type Client = CloudClient<http2::Client>;
 
-/// Calls the host half; clones share the connection.
+/// Client of the host half; clones share the connection.
 #[derive(Clone)]
 pub struct Host(Arc<Shared>);
 
@@ -52,7 +52,8 @@ impl std::fmt::Debug for Host {
     }
 }
 
-/// Whether the same call may succeed later without anything being changed: what is not so is somebody's to change.
+/// Returns whether the same call may succeed later without any change by a person. Other errors have to be
+/// fixed by somebody.
 pub fn is_passing(status: &Status) -> bool {
     !matches!(
         status.code(),
@@ -61,13 +62,13 @@ pub fn is_passing(status: &Status) -> bool {
 }
 
 impl Host {
-    /// The one that the agent at this socket reaches.
+    /// Creates a client that reaches the host half through the agent at this socket.
     pub fn new(socket: PathBuf) -> Self {
         Self(Arc::new(Shared { socket, connected: Mutex::default(), tasks: Scope::new() }))
     }
 
     fn connected(&self) -> MutexGuard<'_, Option<Connected>> {
-        // Nothing that is done under the lock leaves it half changed.
+        // No operation under the lock can leave the value half changed, so a poisoned lock is usable.
         self.0.connected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,7 +103,7 @@ impl Host {
         Ok(connected)
     }
 
-    /// Makes the next call on another connection than this.
+    /// Drops this connection, so that the next call makes another one.
     fn lose(&self, number: u64) {
         self.connected().take_if(|connected| connected.number == number);
     }
@@ -114,7 +115,7 @@ impl Host {
         let Connected { mut client, number } = self.client().await?;
         match tokio::time::timeout(DEADLINE, make(&mut client)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            // What breaks below a call is told as a status without a code of its own.
+            // A connection that breaks below a call is reported as a status without a code of its own.
             Ok(Err(status)) if matches!(status.code(), Code::Unknown | Code::Internal | Code::Cancelled) => {
                 self.lose(number);
                 Err(Status::unavailable(format!("the call was not answered: {}", status.message())))
@@ -128,19 +129,20 @@ impl Host {
         }
     }
 
-    /// What has changed of the VMs since a position, as soon as anything has.
+    /// Returns what has changed of the VMs since a position, as soon as anything has changed.
     ///
     /// # Errors
-    /// As the host half answers, or `UNAVAILABLE` if it cannot be asked. So are those of all calls.
+    /// Fails with the status of the host half, or with `UNAVAILABLE` if it cannot be reached. The same holds for
+    /// all calls.
     pub async fn watch_instances(&self, position: &str) -> Result<v1::WatchInstancesResponse, Status> {
         let request = v1::WatchInstancesRequest { bounds: Some(bounds(position)) };
         self.call(async |client| client.watch_instances(request).await).await
     }
 
-    /// What has changed of the load balancers since a position, as soon as anything has.
+    /// Returns what has changed of the load balancers since a position, as soon as anything has changed.
     ///
     /// # Errors
-    /// As [`Host::watch_instances`].
+    /// The errors of [`Host::watch_instances`].
     pub async fn watch_load_balancers(
         &self,
         position: &str,
@@ -149,28 +151,29 @@ impl Host {
         self.call(async |client| client.watch_load_balancers(request).await).await
     }
 
-    /// Whether there is a VM.
+    /// Asks whether a VM exists.
     ///
     /// # Errors
-    /// As [`Host::watch_instances`].
+    /// The errors of [`Host::watch_instances`].
     pub async fn instance(&self, vm_uid: String) -> Result<v1::GetInstanceResponse, Status> {
         self.call(async |client| client.get_instance(v1::GetInstanceRequest { vm_uid }).await).await
     }
 
-    /// All load balancers, as they are now.
+    /// Lists all load balancers in their present state.
     ///
     /// # Errors
-    /// As [`Host::watch_instances`].
+    /// The errors of [`Host::watch_instances`].
     pub async fn load_balancers(&self) -> Result<Vec<v1::LoadBalancer>, Status> {
         let listed =
             self.call(async |client| client.list_load_balancers(v1::ListLoadBalancersRequest {}).await);
         Ok(listed.await?.load_balancers)
     }
 
-    /// Has the host half take over what a Service wants; what it has then.
+    /// Asks the host half to accept the request of a Service, and returns the load balancer that the Service has
+    /// then.
     ///
     /// # Errors
-    /// As [`Host::watch_instances`].
+    /// The errors of [`Host::watch_instances`].
     pub async fn ensure(&self, request: v1::EnsureLoadBalancerRequest) -> Result<v1::LoadBalancer, Status> {
         let of = request.service.clone().unwrap_or_default();
         let answer = self.call(async |client| client.ensure_load_balancer(request).await).await?;
@@ -181,17 +184,17 @@ impl Host {
         found.ok_or_else(|| Status::unavailable("the host half answered about another Service"))
     }
 
-    /// Gives back what a Service has; whether nothing is left of it.
+    /// Releases the load balancer of a Service; returns whether it is completely released.
     ///
     /// # Errors
-    /// As [`Host::watch_instances`].
+    /// The errors of [`Host::watch_instances`].
     pub async fn release(&self, service: v1::ServiceReference) -> Result<bool, Status> {
         let request = v1::ReleaseLoadBalancerRequest { service: Some(service) };
         Ok(self.call(async |client| client.release_load_balancer(request).await).await?.released)
     }
 }
 
-/// Whether it is said how a load balancer is.
+/// Returns whether the state of a load balancer is known to this program.
 pub fn is_sensible(balancer: &v1::LoadBalancer) -> bool {
     State::try_from(balancer.state).is_ok_and(|state| state != State::Unspecified)
 }

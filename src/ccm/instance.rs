@@ -1,5 +1,5 @@
-//! A VM of the cluster, as the host half tells it, and all of them. What does not make sense in an answer is left out here, so that
-//! nothing else has to doubt it.
+//! VMs of the cluster, as the host half reports them. Values that make no sense are dropped from its answers
+//! here, so that no other code has to check them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,86 +9,86 @@ use crate::labels::{HOST, check_key, check_value};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::instance::Power;
 
-/// What the host half's provider identifiers begin with.
+/// Prefix of the host half's provider identifiers.
 const SCHEME: &str = "guestlet://";
-/// What those of Harvester's cloud provider begin with: the same VM, by the same UID.
+/// Prefix of the provider identifiers of Harvester's cloud provider. They name the same VM by the same UID.
 const HARVESTER: &str = "harvester://";
-/// Characters of a VM's identifier.
+/// Limit of the characters of a VM's identifier.
 const LONGEST_UID: usize = 64;
-/// Interfaces of one VM, and addresses of one interface, that are kept.
+/// Limit of the interfaces of one VM, and of the addresses of one interface.
 const INTERFACES: usize = 32;
 const ADDRESSES: usize = 64;
-/// Labels of one VM that are kept.
+/// Limit of the labels of one VM.
 const LABELS: usize = 64;
-/// VMs of the cluster that are kept.
+/// Limit of the VMs of the cluster.
 const MOST: usize = 4096;
-/// Characters of a text that is for people.
+/// Limit of the characters of a text for people.
 const LONGEST_TEXT: usize = 256;
 
-/// A VM.
+/// VM as the host half reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Instance {
-    /// What lasts as long as it does, in lower case.
+    /// Identifier that stays the same for the lifetime of the VM, in lower case.
     pub uid: String,
-    /// Such as `guestlet://<uid>`.
+    /// Provider identifier, such as `guestlet://<uid>`.
     pub provider_id: String,
-    /// Its name on the host, for people.
+    /// Name on the host, for people.
     pub name: String,
-    /// What its firmware shows as the system UUID, in lower case; empty if it is not known.
+    /// System UUID that the firmware shows, in lower case; empty if unknown.
     pub system_uuid: String,
-    /// The name of its Node, as its own agent reports it; empty before that.
+    /// Name of its Node, as its own agent reports it; empty before.
     pub node_name: String,
-    /// Whether it runs.
+    /// Power state.
     pub power: Power,
-    /// In the order of its definition.
+    /// Network interfaces, in the order of the VM's definition.
     pub interfaces: Vec<Interface>,
-    /// The addresses are what its agent reports now.
+    /// True if the addresses are a present report of its agent.
     pub is_current: bool,
-    /// Empty if it is not known.
+    /// Region; empty if unknown.
     pub region: String,
-    /// Empty if it is not known.
+    /// Zone; empty if unknown.
     pub zone: String,
-    /// The host that it runs on; empty if it is not known.
+    /// Host that it runs on; empty if unknown.
     pub host: String,
-    /// Further labels for its Node; none if it is not known where it runs.
+    /// Further labels for its Node; `None` if its location is unknown.
     pub labels: Option<BTreeMap<String, String>>,
-    /// A label's value; empty if there is none.
+    /// Instance type in the form of a label's value; empty if the VM has none.
     pub instance_type: String,
 }
 
-/// One of its network interfaces.
+/// Network interface of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its network on the host; empty for the one of pods, and if it is not known.
+    /// Network on the host; empty for the pod network, and if unknown.
     pub network: String,
-    /// Its name in the guest; empty if it is not known.
+    /// Name of the interface in the guest; empty if unknown.
     pub name: String,
-    /// Those that others can reach.
+    /// Addresses that others can reach.
     pub addresses: Vec<Net>,
 }
 
-/// Whether this can be the identifier of a VM.
+/// Returns whether this can be the identifier of a VM.
 fn is_uid(text: &str) -> bool {
     let is_inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !text.is_empty() && text.len() <= LONGEST_UID && text.bytes().all(is_inside)
 }
 
-/// The VM that a Node's provider identifier means; none if it is another provider's.
+/// Returns the UID of the VM that a Node's provider identifier names; `None` if it is another provider's.
 pub fn uid_of(provider_id: &str) -> Option<String> {
     let uid = provider_id.strip_prefix(SCHEME).or_else(|| provider_id.strip_prefix(HARVESTER))?;
     Some(uid.to_lowercase()).filter(|uid| is_uid(uid))
 }
 
-/// Visible characters of a text, no more than make sense.
+/// Returns a text without control characters, cut to a sensible length.
 pub fn clean(text: &str) -> String {
     text.chars().filter(|one| !one.is_control()).take(LONGEST_TEXT).collect()
 }
 
 impl Instance {
-    /// What the host half tells of one.
+    /// Converts a VM that the host half reports.
     ///
     /// # Errors
-    /// If it cannot be told which VM it is; in words for people.
+    /// Fails if the report does not identify the VM; the error is a message for people.
     pub fn new(told: v1::Instance) -> Result<Self, String> {
         let uid = told.vm_uid;
         if !is_uid(&uid) {
@@ -104,7 +104,7 @@ impl Instance {
         let topology = told.topology;
         let labels = topology.as_ref().map(|topology| {
             let labels = topology.labels.iter().filter(|(key, value)| {
-                // The host is kubelet's to say.
+                // The host name label is kubelet's to set.
                 key.as_str() != HOST && check_key(key).is_ok() && is_value(value)
             });
             labels.take(LABELS).map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -139,17 +139,17 @@ impl Interface {
     }
 }
 
-/// All VMs that the host half has told; clones are cheap.
+/// All VMs that the host half has reported; clones are cheap.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Instances {
-    /// By their identifiers.
+    /// VMs by their identifiers.
     pub all: BTreeMap<String, Arc<Instance>>,
-    /// All that the host half has were told at least once.
+    /// True once a complete list was received.
     pub is_complete: bool,
 }
 
 impl Instances {
-    /// Takes in an answer; what of it does not make sense, in words for people.
+    /// Applies an answer. Returns messages for people about the parts that make no sense.
     pub fn take(&mut self, answer: v1::WatchInstancesResponse) -> Vec<String> {
         if answer.complete {
             self.all.clear();

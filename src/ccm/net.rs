@@ -1,29 +1,30 @@
-//! Addresses with prefixes, as agents and settings write them. Pure.
+//! Addresses with prefixes, in the notation of agents and settings. Pure.
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// An address and the length of its prefix, such as `192.0.2.7/24`.
+/// Address and length of its prefix, such as `192.0.2.7/24`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Net {
-    /// The address.
+    /// Address of the interface.
     pub address: IpAddr,
-    /// At most 32 or 128.
+    /// Length of the prefix, at most 32 or 128.
     pub prefix: u8,
 }
 
-/// Bits of an address of this family.
+/// Returns the number of bits of an address of this family.
 fn bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
 impl Net {
-    /// Whether its prefix is the whole address, as that of an address which something else than the network's owner has put there.
+    /// Returns whether the prefix spans the whole address. Such an address was usually not added by the network's
+    /// owner.
     pub fn is_single(self) -> bool {
         self.prefix == bits(self.address)
     }
 
-    /// Whether an address is in the same network.
+    /// Returns whether an address is in the same network.
     pub fn contains(self, address: IpAddr) -> bool {
         match (self.address, address) {
             (IpAddr::V4(own), IpAddr::V4(other)) => {
@@ -42,7 +43,7 @@ impl Net {
 impl FromStr for Net {
     type Err = String;
 
-    /// With or without a prefix, which is the whole address then.
+    /// Parses an address. Without a prefix, the prefix spans the whole address.
     fn from_str(text: &str) -> Result<Self, String> {
         let (address, prefix) = text.split_once('/').map_or((text, None), |(one, two)| (one, Some(two)));
         let wrong = || format!("{text:?} is not an address with a prefix, such as 192.0.2.0/24");
@@ -55,7 +56,7 @@ impl FromStr for Net {
     }
 }
 
-/// Whether others on the network can reach this address.
+/// Returns whether others on the network can reach this address.
 pub fn is_usable(address: IpAddr) -> bool {
     let is_link_local = match address {
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),

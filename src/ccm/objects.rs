@@ -1,5 +1,6 @@
-//! Nodes and Services as far as they are read. Fields are named as in Kubernetes' API, any of them may be missing, and what is not
-//! needed is dropped as each object is read: a Node of the API server has twenty times as much.
+//! Nodes and Services, reduced to the fields that are used. Fields are named as in Kubernetes' API, any of
+//! them may be missing, and unused ones are dropped as each object is read: a Node of the API server is
+//! twenty times as large.
 
 use std::borrow::Cow;
 
@@ -10,28 +11,28 @@ use serde::Deserialize;
 
 use crate::ccm::services::wanted::PREFIX;
 
-/// Annotations of ours begin so.
+/// Prefix of guestlet's own annotations.
 pub const OWN: &str = "guestlet.io/";
-/// Annotations by which kube-vip is told what to announce begin so.
+/// Prefix of the annotations that tell kube-vip what to announce.
 pub const KUBE_VIP: &str = "kube-vip.io/";
-/// The addresses that kubelet was told to use.
+/// Annotation with the addresses that kubelet was configured to use.
 pub const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// A Node.
+/// Node, with the fields that this program uses.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "WholeNode")]
 pub struct Node {
-    /// With labels, and of the annotations those that mean something here.
+    /// Metadata with labels, and with those annotations that have a meaning here.
     pub metadata: ObjectMeta,
-    /// Empty if it has none.
+    /// Provider identifier; empty if the Node has none.
     pub provider_id: String,
-    /// In their order.
+    /// Taints, in their order.
     pub taints: Vec<Taint>,
-    /// In their order.
+    /// Addresses, in their order.
     pub addresses: Vec<NodeAddress>,
-    /// As kubelet reads it from the firmware, in lower case; empty if it reads none.
+    /// System UUID that kubelet reads from the firmware, in lower case; empty if it reads none.
     pub system_uuid: String,
-    /// Its condition `Ready` is `True`.
+    /// True if its condition `Ready` is `True`.
     pub is_ready: bool,
 }
 
@@ -88,15 +89,15 @@ impl From<WholeNode> for Node {
     }
 }
 
-/// A Service.
+/// Service, with the fields that this program uses.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "WholeService")]
 pub struct Service {
-    /// With labels, and of the annotations those that mean something here.
+    /// Metadata with labels, and with those annotations that have a meaning here.
     pub metadata: ObjectMeta,
-    /// What is wanted.
+    /// Desired state.
     pub spec: ServiceSpec,
-    /// What it has.
+    /// Present state.
     pub status: ServiceStatus,
 }
 
@@ -115,7 +116,7 @@ impl From<WholeService> for Service {
     }
 }
 
-/// What is wanted of a Service.
+/// Desired state of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -131,7 +132,7 @@ pub struct ServiceSpec {
     pub session_affinity_config: SessionAffinityConfig,
     pub ip_families: Vec<String>,
     pub ip_family_policy: String,
-    /// Before dual stack, a Service had one family.
+    /// Cluster address of a Service from before dual stack, which has a single family.
     #[serde(rename = "clusterIP")]
     pub cluster_ip: String,
     pub ports: Vec<ServicePort>,
@@ -162,7 +163,7 @@ pub struct ServicePort {
     pub node_port: i32,
 }
 
-/// What a Service has.
+/// Present state of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -185,7 +186,7 @@ pub struct Ingress {
     pub ip: String,
 }
 
-/// What of it is kept.
+/// Returns the part of the metadata that is kept.
 fn stripped(metadata: ObjectMeta) -> ObjectMeta {
     let is_known = |key: &str| {
         key == PROVIDED_NODE_IP || [OWN, KUBE_VIP, PREFIX].iter().any(|prefix| key.starts_with(prefix))
@@ -233,18 +234,18 @@ macro_rules! resource {
 resource!(Node, "Node", "nodes", ClusterResourceScope);
 resource!(Service, "Service", "services", NamespaceResourceScope);
 
-/// An annotation of an object, if it is not empty.
+/// Returns an annotation of an object, if it is not empty.
 pub fn annotation<'m>(metadata: &'m ObjectMeta, key: &str) -> Option<&'m str> {
     let found = metadata.annotations.as_ref()?.get(key)?;
     Some(found.as_str()).filter(|found| !found.is_empty())
 }
 
-/// The name of an object; the API server gives out none without.
+/// Returns the name of an object, which the API server guarantees to be present.
 pub fn name(metadata: &ObjectMeta) -> &str {
     metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Its UID.
+/// Returns the UID of an object; empty if it has none.
 pub fn uid(metadata: &ObjectMeta) -> &str {
     metadata.uid.as_deref().unwrap_or_default()
 }

@@ -1,5 +1,6 @@
-//! What is to be looked at, and when: each object at most once at a time, again after a failure with growing waits, and at once
-//! when something of it changes. Pure: the caller gives time and chance.
+//! Queue of the objects that are to be looked at, and when. An object is processed at most once at a time,
+//! again with growing waits after a failure, and at once when it changes. Pure: the caller supplies time and
+//! randomness.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,23 +11,23 @@ use tokio::time::Instant;
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What came of looking at an object.
+/// Result of looking at an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing is left to do before something changes.
+    /// Done until something changes.
     Done,
-    /// It did not work.
+    /// Failed; retried after a wait.
     Failed,
-    /// Look again after this time; no failure.
+    /// Look again after this time; this is not a failure.
     Again(Duration),
 }
 
-/// The objects, by what they are called.
+/// Queue of objects by their keys.
 #[derive(Debug)]
 pub struct Queue<K> {
     due: BTreeMap<K, Instant>,
     running: BTreeSet<K>,
-    /// In a row.
+    /// Failures in a row.
     failures: BTreeMap<K, u32>,
 }
 
@@ -37,7 +38,7 @@ impl<K> Default for Queue<K> {
 }
 
 impl<K: Ord + Clone> Queue<K> {
-    /// It is to be looked at now: something of it has changed. Not before the wait is over that a failure has made.
+    /// Schedules an object that has changed for now, or for the end of the wait that a failure has caused.
     pub fn changed(&mut self, key: K, now: Instant) {
         if self.failures.contains_key(&key) {
             self.due.entry(key).or_insert(now);
@@ -46,25 +47,25 @@ impl<K: Ord + Clone> Queue<K> {
         }
     }
 
-    /// It is to be looked at then, or before if something of it changes.
+    /// Schedules an object for a time, unless it is due earlier. A change brings it forward.
     pub fn later(&mut self, key: K, at: Instant) {
         let due = self.due.entry(key).or_insert(at);
         *due = at.min(*due);
     }
 
-    /// It is to be looked at now, whatever has failed before: what it failed for may be over.
+    /// Schedules an object for now and forgets its failures, because their cause may be over.
     pub fn afresh(&mut self, key: K, now: Instant) {
         self.failures.remove(&key);
         self.due.insert(key, now);
     }
 
-    /// Nothing of it is left.
+    /// Removes all that is known of an object.
     pub fn forget(&mut self, key: &K) {
         self.due.remove(key);
         self.failures.remove(key);
     }
 
-    /// One that is to be looked at now. Until it is [done](Self::done) it does not come again.
+    /// Returns an object that is due. It is not returned again until it is [done](Self::done).
     pub fn next(&mut self, now: Instant) -> Option<K> {
         let is_next = |(key, due): &(&K, &Instant)| **due <= now && !self.running.contains(*key);
         let key = self.due.iter().filter(is_next).min_by_key(|(_, due)| **due)?.0.clone();
@@ -73,11 +74,12 @@ impl<K: Ord + Clone> Queue<K> {
         Some(key)
     }
 
-    /// It was looked at. `chance` is a random number in 0..1 that spreads what failed at the same time.
+    /// Records the outcome of a look at an object. `chance` is a random number in 0..1 that spreads retries of
+    /// what failed at the same time.
     pub fn done(&mut self, key: K, outcome: Outcome, now: Instant, chance: f64) {
         self.running.remove(&key);
         let wait = match outcome {
-            // When it was to be looked at later, it still is.
+            // An earlier schedule stays in force.
             Outcome::Done => {
                 self.failures.remove(&key);
                 return;
@@ -95,17 +97,17 @@ impl<K: Ord + Clone> Queue<K> {
         };
         let due = self.due.entry(key).or_insert(now + wait);
         if matches!(outcome, Outcome::Failed) {
-            // It has changed meanwhile, too: it waits all the same.
+            // It has changed meanwhile, too, but still has to wait.
             *due = now + wait;
         }
     }
 
-    /// How often it has failed in a row.
+    /// Returns how often the object has failed in a row.
     pub fn failures(&self, key: &K) -> u32 {
         self.failures.get(key).copied().unwrap_or_default()
     }
 
-    /// When the next one is due that is not being looked at.
+    /// Returns when the next object is due, apart from those that are being processed.
     pub fn due(&self) -> Option<Instant> {
         self.due.iter().filter(|(key, _)| !self.running.contains(*key)).map(|(_, due)| *due).min()
     }
@@ -121,7 +123,7 @@ mod tests {
         queue.changed("a", now);
         queue.changed("a", now);
         assert_eq!((queue.next(now), queue.next(now)), (Some("a"), None));
-        // It changes while it is looked at.
+        // The object changes while it is being looked at.
         queue.changed("a", now);
         assert_eq!(queue.next(now), None);
         queue.done("a", Outcome::Done, now, 1.0);
@@ -129,7 +131,7 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..8 {
             queue.done("a", Outcome::Failed, now, 1.0);
-            // Changes do not make it quicker.
+            // Changes do not shorten the wait.
             queue.changed("a", now);
             assert_eq!(queue.next(now), None);
             waits.push((queue.due().unwrap() - now).as_secs());

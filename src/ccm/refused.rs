@@ -1,4 +1,4 @@
-//! Why something that was decided was not done: at the API server, or at the host half.
+//! Reasons why the API server or the host half did not carry out a decided change.
 
 use kube::Resource;
 use tonic::Status;
@@ -12,29 +12,30 @@ use crate::kubernetes::{code, refusal, words};
 /// Reason why a change was not made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refused {
-    /// What has become of the object is heard of.
+    /// The object has changed; the watch will report its new state.
     #[error("the object was changed or deleted meanwhile")]
     Other,
-    /// Somebody does not let it be, and would not the next time: an admission webhook or policy, the roles, or the kind itself.
+    /// Denied, and a retry would be denied as well: by an admission webhook or policy, by the roles, or by the
+    /// kind itself.
     #[error("{0}")]
     Denied(String),
-    /// In words for people.
+    /// Failed otherwise, with a message for people.
     #[error("{0}")]
     Failed(String),
-    /// The host half's answer.
+    /// The host half has answered with an error.
     #[error("{}", clean(.0.message()))]
     Host(Status),
 }
 
 impl Refused {
-    /// Tells it as an event of the object that cannot be changed, if people have to know.
+    /// Records an event about the object that cannot be changed, if people have to know.
     pub(super) async fn tell<K: Resource<DynamicType = ()>>(&self, recorder: &Recorder, object: &K) {
         if let Some(news) = self.news() {
             recorder.tell(object, &news).await;
         }
     }
 
-    /// What people are told of an object that cannot be changed, if that is for them to change.
+    /// Returns the event about an object that cannot be changed, if people can do something about it.
     fn news(&self) -> Option<News> {
         let Self::Denied(why) = self else { return None };
         Some(News::warning(
@@ -74,7 +75,8 @@ mod tests {
 
     use super::*;
 
-    /// A webhook that answers with 409 or 404 has not said that somebody was faster, or that the object is gone.
+    /// A webhook that answers with 409 or 404 does not mean that somebody else was faster, or that the object was
+    /// deleted.
     #[test]
     fn what_is_refused_is_told_whatever_its_code() {
         let told = |code: u16, message: &str| {

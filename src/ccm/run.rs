@@ -1,4 +1,4 @@
-//! Builds the parts, leads when this replica may, and ends when it may no more.
+//! Builds the parts, leads while this replica may, and exits when it may no longer.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,40 +25,41 @@ use crate::kubernetes::standing::{Problems, Teller};
 use crate::supervise::{Supervisor, termination};
 use crate::sys::{logging, tcp};
 
-/// The Lease of whichever cloud controller manager leads: the usual name, so that of two kinds of them only one is at work.
+/// Lease of the leading cloud controller manager. The usual name ensures that only one of two different ones
+/// is active.
 const LEASE: &str = "cloud-controller-manager";
-/// How long the parts may take to end.
+/// Time that the parts have to end.
 const DRAIN: Duration = Duration::from_secs(8);
-/// How long the Lease may take to be given back.
+/// Timeout for the release of the Lease.
 const RELEASE: Duration = Duration::from_secs(3);
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How the API server is reached; in a pod its service account says it.
+    /// Configuration for access to the API server; in a pod its service account is used.
     pub kubeconfig: Option<PathBuf>,
-    /// The name of this replica.
+    /// Name of this replica.
     pub name: String,
-    /// The namespace of the Lease.
+    /// Namespace of the Lease.
     pub namespace: String,
-    /// The socket of this node's agent.
+    /// Socket of this node's agent.
     pub socket: PathBuf,
-    /// How long the Lease lasts.
+    /// Durations of the Lease.
     pub timing: Timing,
-    /// Where kubelet's probes are answered.
+    /// Address on which kubelet's probes are answered.
     pub health: SocketAddr,
-    /// What concerns Nodes.
+    /// Settings for Nodes.
     pub nodes: nodes::Settings,
-    /// What concerns Services.
+    /// Settings for Services.
     pub services: Defaults,
-    /// Log more.
+    /// True to log more.
     pub verbose: bool,
 }
 
 /// Runs until a signal ends it.
 ///
 /// # Errors
-/// If it cannot begin, or leads no more.
+/// Fails if it cannot start, or no longer leads.
 pub fn run(options: Options) -> anyhow::Result<()> {
     logging::init("guestlet-ccm", options.verbose, None)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -95,7 +96,7 @@ async fn serve(options: Options) -> anyhow::Result<()> {
     supervisor.run(stop, DRAIN).await
 }
 
-/// Leads as soon as it may, until `shutdown`.
+/// Leads as soon as possible, until `shutdown`.
 async fn lead(
     client: Client,
     options: Options,
@@ -166,7 +167,7 @@ async fn lead(
     };
     if outcome.is_ok() {
         fence.close().await;
-        // Without it the next one waits until the Lease has expired.
+        // Without the release, the next leader has to wait until the Lease has expired.
         drop(tokio::time::timeout(RELEASE, leading.release()).await);
     }
     outcome

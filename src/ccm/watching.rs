@@ -1,4 +1,5 @@
-//! Keeps what the host half tells of VMs and load balancers, by long polls. While it cannot be asked what was known stays as it was.
+//! Follows what the host half reports of VMs and load balancers, by long polls. While it cannot be reached,
+//! the last known state is kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,26 +14,27 @@ use crate::ccm::instance::{Instances, clean};
 use crate::kubernetes::standing::Teller;
 use crate::wire::proto::v1;
 
-/// Between two tries, at first and at most.
+/// Wait between two attempts, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
-/// An answer that comes sooner came at once.
+/// Duration below which an answer counts as immediate.
 const QUICK: Duration = Duration::from_millis(100);
-/// News in a row that may come so soon.
+/// Immediate answers with changes in a row that are accepted.
 const MOST_QUICK: u32 = 64;
-/// Characters of a position.
+/// Limit of the characters of a position.
 const LONGEST_POSITION: usize = 256;
-/// Load balancers that are kept.
+/// Limit of the load balancers that are kept.
 const MOST: usize = 4096;
 
-/// All load balancers that the host half has told.
+/// All load balancers that the host half has reported.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Balancers {
-    /// By the UIDs of their Services. Those without one are for the reconciliation alone.
+    /// Load balancers by the UIDs of their Services. Those without a UID matter to the reconciliation only.
     pub all: BTreeMap<String, Arc<v1::LoadBalancer>>,
-    /// All that there are were told at least once.
+    /// True once a complete list was received.
     pub is_complete: bool,
-    /// How often all were told: the host half is another run of itself each time, or was asked too late for all of its news.
+    /// Number of complete lists so far. A further one means that the host half was restarted, or no longer had
+    /// all changes since the position that was asked for.
     pub begun: u64,
 }
 
@@ -55,11 +57,11 @@ impl Balancers {
     }
 }
 
-/// The waits between answers that do not get on.
+/// Waits between answers that bring no progress.
 struct Pace {
     failures: u32,
     begun: Instant,
-    /// Answers in a row that came at once.
+    /// Immediate answers in a row.
     quick: u32,
 }
 
@@ -72,7 +74,7 @@ impl Pace {
         self.begun = Instant::now();
     }
 
-    /// Waits before the next call, if the last one failed, or came too soon with nothing.
+    /// Waits before the next call if the last one failed, or was answered too soon without a change.
     async fn rest(&mut self, is_well: bool) {
         if is_well {
             self.failures = 0;
@@ -83,15 +85,16 @@ impl Pace {
         tokio::time::sleep(longest.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
     }
 
-    /// Whether the next call may follow at once. News may come at once, but a host half whose every answer does, or that answers
-    /// at once with nothing, is not asked without end.
+    /// Reports whether the next call may follow at once. Changes may arrive at once, but a host half that always
+    /// answers at once, or answers at once without a change, is not called in a busy loop.
     fn gets_on(&mut self, is_news: bool) -> bool {
         self.quick = if self.begun.elapsed() >= QUICK { 0 } else { self.quick.saturating_add(1) };
         self.quick == 0 || is_news && self.quick <= MOST_QUICK
     }
 }
 
-/// The position for the next call: all is told anew after one that nobody can mean.
+/// Returns the position for the next call. One that is too long is replaced by the empty position, which
+/// requests a complete list.
 fn kept(position: &str) -> String {
     if position.len() <= LONGEST_POSITION { position.to_owned() } else { String::new() }
 }

@@ -1,4 +1,4 @@
-//! The agent's settings, from every place that has some. A later place wins; lists add up.
+//! Settings of the agent, merged from all their sources. A later source wins; lists add up.
 //!
 //! 1. `/etc/qemu/qemu-ga.conf`, or the file that `-c` or `$QGA_CONF` names ([`qemu_ga`])
 //! 2. `/etc/sysconfig/qemu-ga` ([`qemu_ga`])
@@ -32,148 +32,148 @@ pub use applications::{ApplicationSetting, ApplicationSettings};
 pub use csi::{CsiMode, CsiSettings};
 pub use file_systems::FileSystemSettings;
 
-/// The main file; its drop-ins are in the folder of the same name with `.d`.
+/// Main settings file; its drop-ins are in the directory of the same name with `.d` for `.toml`.
 pub const MAIN_FILE: &str = "/etc/guestlet/agent.toml";
-/// The vsock port of the control channel.
+/// Default vsock port of the control channel.
 pub const CONTROL_PORT: u32 = 970;
-/// Where state is kept unless the settings say otherwise.
+/// Default directory for the agent's state.
 pub const DEFAULT_STATE_FOLDER: &str = "/var/run";
-/// Where the guest's own key is kept unless the settings say otherwise.
+/// Default directory for the guest's own key.
 pub const TRUST_FOLDER: &str = "/var/lib/guestlet";
-/// Where the receipts of freezes are kept unless the settings say otherwise.
+/// Default directory for the receipts of freezes.
 pub const RECEIPTS_FOLDER: &str = "/var/lib/guestlet/receipts";
-/// The directory of the keys that the guest is given, beside the main file.
+/// Directory of the keys that the guest is given, beside the main file.
 pub const HOSTS_FOLDER: &str = "hosts.d";
-/// Where the agent keeps what lasts until the next boot.
+/// Default directory for data that lasts until the next boot.
 pub const RUNTIME_FOLDER: &str = "/run/guestlet";
 
-/// Bytes of each output of a program that are kept, unless the settings say otherwise.
+/// Default number of bytes that are kept of each output of a program.
 const PROGRAM_RING: u64 = 256 << 10;
-/// Connections that may be forwarded at a time, unless the settings say otherwise.
+/// Default limit on forwarded connections at a time.
 const FORWARDS: usize = 1024;
-/// Where guestlet-ccm calls unless the settings say otherwise. Its directory is the pod's, and not the agent's own.
+/// Default socket that guestlet-ccm connects to. Its directory belongs to the pod, not to the agent.
 pub const CLOUD_SOCKET: &str = "/run/guestlet-cloud/cloud.sock";
 
-/// The agent's settings, checked.
+/// Settings of the agent, merged from all sources and checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentSettings {
-    /// Where QGA clients come from.
+    /// Channel on which QGA clients connect.
     pub qga: QgaChannel,
-    /// Try again for as long as a socket cannot be listened on.
+    /// True to keep retrying while listening on a socket fails.
     pub retry_path: bool,
     /// Commands that may not be called.
     pub block: Vec<String>,
-    /// The only commands that may be called.
+    /// Only commands that may be called, if set.
     pub allow: Option<Vec<String>>,
-    /// What stands between the names of a list where the settings are shown.
+    /// Separator between the names of a list when the settings are shown.
     pub separator: char,
-    /// The version that guest-info reports, if not the usual one.
+    /// Version that guest-info reports, if not the program's own.
     pub version: Option<String>,
-    /// What is run before a freeze and after a thaw.
+    /// Hook that is run before a freeze and after a thaw.
     pub fsfreeze_hook: Option<PathBuf>,
-    /// What commands may do.
+    /// Restrictions on QGA commands.
     pub limits: QgaLimits,
-    /// Where state is kept.
+    /// Directory for the agent's state.
     pub state_folder: PathBuf,
-    /// Where the receipts of freezes are kept.
+    /// Directory for the receipts of freezes.
     pub receipts: PathBuf,
     /// Applications that take part in freezes.
     pub applications: ApplicationSettings,
-    /// Where the agent keeps what lasts until the next boot.
+    /// Directory for data that lasts until the next boot.
     pub runtime_folder: PathBuf,
-    /// Whether people in the guest may ask the agent, and events are collected.
+    /// True if users in the guest may query the agent, and events are collected.
     pub local: bool,
-    /// Where the host half comes from with its questions.
+    /// Channel on which the host half connects.
     pub control: ApiChannel,
-    /// Who is let in on vsock.
+    /// Peer that is accepted on vsock.
     pub vsock_peer: VsockPeer,
-    /// Log each call.
+    /// True to log each call.
     pub verbose: bool,
-    /// Log to this file.
+    /// File for the log, in place of the journal or standard error.
     pub log_file: Option<PathBuf>,
-    /// Whether to become a daemon, and its pid file.
+    /// Settings for running as a daemon, with the PID file.
     pub daemon: DaemonSettings,
-    /// The folder of the rules for disks.
+    /// Directory of the disk rules.
     pub disk_rules: PathBuf,
-    /// Volumes for pods.
+    /// Settings of the CSI driver, which serves volumes to pods.
     pub csi: CsiSettings,
-    /// Where guestlet-ccm calls, if anywhere.
+    /// Socket for guestlet-ccm, if there is to be one.
     pub cloud_socket: Option<PathBuf>,
-    /// Bytes of each output of a program that are kept for the host half.
+    /// Number of bytes that are kept of each output of a program, for the host half.
     pub program_ring: usize,
-    /// When file systems are looked at.
+    /// Checks of how full file systems are.
     pub file_systems: FileSystemSettings,
-    /// Connections that may be forwarded at a time.
+    /// Limit on forwarded connections at a time.
     pub forwards: usize,
-    /// Where the guest runs, and who is told in it.
+    /// Use of the topology: which files and labels in the guest follow it.
     pub topology: TopologySettings,
-    /// Whom the guest obeys.
+    /// Directories of the keys.
     pub trust: TrustSettings,
-    /// Who may do what.
+    /// Grants and bounds by which calls are allowed or denied.
     pub rules: Rules,
-    /// Audit records go to this file, too.
+    /// Additional file for audit records.
     pub audit_file: Option<PathBuf>,
-    /// What is worth a line in the log, and no fault.
+    /// Remarks on the settings that are logged and are not errors.
     pub remarks: Vec<String>,
 }
 
-/// Where keys are.
+/// Directories of the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrustSettings {
-    /// The directory of those that the guest is given: those of host halves, and of CAs.
+    /// Directory of the keys that the guest is given: those of host halves and of CAs.
     pub hosts: PathBuf,
-    /// The directory of the guest's own.
+    /// Directory of the guest's own key.
     pub state_folder: PathBuf,
 }
 
-/// What is made of where the guest runs.
+/// Use of the topology, that is of where the guest runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TopologySettings {
-    /// Whose files get the labels of the Node: `rke2`, `k3s`, `kubeadm`.
+    /// Kubernetes distributions whose configuration files get the labels of the Node: `rke2`, `k3s`, `kubeadm`.
     pub drop_ins: Vec<String>,
-    /// Leave the Node's labels alone.
+    /// True to leave the Node's labels alone.
     pub no_node_labels: bool,
-    /// kubelet's kubeconfig, if it is at no usual place.
+    /// Path of kubelet's kubeconfig, if it is not at a usual place.
     pub kubeconfig: Option<PathBuf>,
-    /// What becomes of zone and region when the guest runs somewhere else: `update`, `keep` or `report`.
+    /// Treatment of the zone and region labels when the guest runs somewhere else: `update`, `keep` or `report`.
     pub zone_change: Option<String>,
-    /// Only say what the labels would be.
+    /// True to change no labels and only report them.
     pub report_only: bool,
-    /// Give the Node a provider id if it has none.
+    /// True to give the Node a provider ID if it has none.
     pub provider_id: bool,
 }
 
-/// Becoming a daemon.
+/// Settings for running as a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonSettings {
-    /// Become one.
+    /// True to become a daemon.
     pub wanted: bool,
-    /// Where a daemon writes its process id.
+    /// File to which a daemon writes its process ID.
     pub pid_file: PathBuf,
 }
 
-/// What QGA commands may do.
+/// Restrictions on QGA commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QgaLimits {
-    /// The only programs that guest-exec may run: files, and folders with all that is below them; absolute.
+    /// Only programs that guest-exec may run: files, or directories with everything below them; absolute paths.
     pub exec_paths: Option<Vec<PathBuf>>,
-    /// How long after a program's end its outputs are waited for.
+    /// Time that the outputs of a program are still waited for after it has exited.
     pub output_deadline: Duration,
-    /// The only files that guest-file-open may open: files, and folders with all that is below them; absolute.
+    /// Only files that guest-file-open may open: files, or directories with everything below them; absolute paths.
     pub file_paths: Option<Vec<PathBuf>>,
-    /// guest-file-open opens for reading only.
+    /// True if guest-file-open may open files for reading only.
     pub files_read_only: bool,
-    /// guest-set-user-password may be called.
+    /// True if guest-set-user-password may be called.
     pub allow_passwords: bool,
-    /// How long file systems stay frozen when nobody thaws them.
+    /// Time after which file systems are thawed if no client thaws them.
     pub freeze_deadline: Duration,
-    /// How long one hook of a freeze may take.
+    /// Timeout of one hook of a freeze.
     pub hook_deadline: Duration,
-    /// How long all of them may take together.
+    /// Timeout of all hooks of a freeze together.
     pub hooks_deadline: Duration,
 }
 
-/// The channel of the QGA protocol.
+/// Channel of the QGA protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QgaChannel {
     /// A virtio-serial port, by its device.
@@ -186,49 +186,49 @@ pub enum QgaChannel {
     VsockListen {
         /// The context identifier of this guest, or `VMADDR_CID_ANY`.
         cid: u32,
-        /// The port.
+        /// The vsock port to listen on.
         port: u32,
     },
-    /// No QGA.
+    /// No QGA channel.
     None,
 }
 
-/// Who is let in on vsock.
+/// Peer that is accepted on vsock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VsockPeer {
-    /// The only context identifier.
+    /// Context identifier that is accepted.
     pub cid: u32,
-    /// Let in any source port of it.
+    /// True to accept connections from any source port of it.
     pub any_port: bool,
 }
 
-/// A channel of the guestlet API.
+/// Channel of the guestlet API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApiChannel {
-    /// A vsock port, unless the service manager passes a socket that listens there.
+    /// A vsock port to listen on, unless the service manager passes a listening socket.
     Vsock {
-        /// The port.
+        /// The vsock port to listen on.
         port: u32,
     },
     /// A unix socket to listen on, for tests and for guests whose vsock ends elsewhere.
     Unix(PathBuf),
-    /// No guestlet API.
+    /// No channel: the guestlet API is not served.
     None,
 }
 
-/// The files that settings are read from.
+/// Files that settings are read from.
 #[derive(Debug, Clone)]
 pub struct Places {
-    /// qemu-ga's settings file, and whether it has to be there.
+    /// qemu-ga's settings file, and whether it is required.
     pub config: (PathBuf, bool),
     /// Files with variables of qemu-ga's unit.
     pub variables: Vec<PathBuf>,
-    /// guestlet's settings file, and whether it has to be there.
+    /// guestlet's settings file, and whether it is required.
     pub main: (PathBuf, bool),
 }
 
 impl Places {
-    /// The usual files, or those that the options and `variable`, the value of `$QGA_CONF`, name.
+    /// Returns the usual files, or those that are named by the options or by `variable`, the value of `$QGA_CONF`.
     pub fn new(config: Option<PathBuf>, variable: Option<OsString>, settings: Option<PathBuf>) -> Self {
         let named = |path: Option<PathBuf>, usual: &str| match path {
             Some(path) => (path, true),
@@ -243,13 +243,13 @@ impl Places {
     }
 }
 
-/// Reads the settings of all `places`; what `command_line` sets wins.
+/// Reads the settings from all `places`; those of `command_line` win.
 ///
-/// Started as qemu-ga, there is no guestlet API unless a file of guestlet's says where it listens.
+/// If the program was started as qemu-ga, it serves no guestlet API unless one of guestlet's files says where to
+/// listen.
 ///
 /// # Errors
-/// If a file cannot be read, has an unknown key, or sets what makes no sense: with the file, and the line where it
-/// has one.
+/// If a file cannot be read, has an unknown key or an invalid value: with the file and, if known, the line.
 pub fn load(places: &Places, program: Program, command_line: AgentFragment) -> Result<AgentSettings, Error> {
     let mut fragments = Vec::new();
     if program == Program::QemuGa {
@@ -286,23 +286,24 @@ pub fn load(places: &Places, program: Program, command_line: AgentFragment) -> R
     Ok(settings)
 }
 
-/// As [`load`], from what a command line asks for and `variable`, the value of `$QGA_CONF`.
+/// Reads the settings as [`load`] does, from the files that a command line or `variable`, the value of
+/// `$QGA_CONF`, names.
 ///
 /// # Errors
-/// As [`load`].
+/// The errors of [`load`].
 pub fn load_for(run: Run, program: Program, variable: Option<OsString>) -> Result<AgentSettings, Error> {
     load(&Places::new(run.config, variable, run.settings), program, run.fragment)
 }
 
 impl AgentSettings {
-    /// The settings in the format of qemu-ga.conf, as far as qemu-ga has them: what it shows for `--dump-conf`.
+    /// Formats the settings as a qemu-ga.conf, as far as qemu-ga has them, for `--dump-conf`.
     pub fn dump(&self) -> String {
         dump::text(self)
     }
 }
 
 impl From<&Path> for Places {
-    /// The files of a folder that is laid out as `/`.
+    /// Returns the usual files below a directory that is laid out as `/`.
     fn from(root: &Path) -> Self {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         Self {
@@ -370,7 +371,7 @@ mod tests {
         let places = Places::from(root.path());
         let settings = load(&places, Program::Guestlet, AgentFragment::default()).unwrap();
         assert_eq!(settings.block, [""; 0]);
-        // One that is named is read.
+        // A file that is named explicitly is read.
         write(root.path(), "/named", "[general]\nblock-rpcs=one\n");
         let places = Places { config: (root.path().join("named"), true), ..places };
         let settings = load(&places, Program::Guestlet, AgentFragment::default()).unwrap();

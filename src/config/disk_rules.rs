@@ -1,11 +1,11 @@
-//! Rules for disks: which one is mounted where, and how. Every `*.toml` of a folder has some.
+//! Rules for disks: which disk is mounted where, and how. They are read from every `*.toml` of a directory.
 //!
 //! ```toml
 //! [[disk]]
-//! match = { serial = "data-1" }      # or label, wwn, bus, partition; all that is said has to fit
+//! match = { serial = "data-1" }      # or label, wwn, bus, partition; every given key has to match
 //! mount-point = "/srv/data"
-//! file-system = "ext4"               # optional, but for format-if-blank
-//! format-if-blank = true             # optional, as is all that follows
+//! file-system = "ext4"               # optional, but required by format-if-blank
+//! format-if-blank = true             # optional, as is everything below
 //! options = ["noatime"]
 //! owner = "postgres"
 //! group = "postgres"
@@ -15,8 +15,8 @@
 //!
 //! A rule with `file-system = "swap"` has no mount-point.
 //!
-//! All rules are read anew when one of the files changes, and they are good or refused together. To add a key: a field
-//! in `Table`, its check in `Checker`, its field in [`DiskRule`], and its line in docs/disks.md.
+//! All rules are read again when one of the files changes, and are accepted or refused together. To add a key: a
+//! field in `Table`, its check in `Checker`, its field in [`DiskRule`], and its line in docs/disks.md.
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
@@ -26,49 +26,50 @@ use toml::Spanned;
 
 use super::{Error, Fragment, Problem, drop_in_files, parse, read};
 
-/// The folder of the rules, beside the agent's main file.
+/// Name of the directory of the rules, beside the agent's main file.
 pub const FOLDER: &str = "disks.d";
-/// Rules, at most.
+/// Maximum number of rules.
 const MOST: usize = 1000;
-/// Bytes of a mount point, at most; a path may have 4095.
+/// Maximum length of a mount point in bytes; the kernel allows 4095 for a path.
 const LONGEST_PATH: usize = 1000;
-/// What is no file system, but is said as one.
+/// Value of `file-system` for swap space, which is not a file system.
 const SWAP: &str = "swap";
-/// Bytes of a serial number that a virtio-blk disk says, and that one of QEMU's other disks does.
+/// Bytes of a serial number that a virtio-blk disk shows, and that QEMU's other disks show.
 const ROOMS: [(&str, usize); 2] = [("virtio-blk", 20), ("SCSI", 36)];
-/// Where the kernel shows itself.
+/// Directories of kernel file systems, in which nothing may be mounted.
 const KERNELS: &[&str] = &["/dev", "/proc", "/sys"];
 
-/// A rule, as far as it can be checked without looking at disks.
+/// Disk rule, checked as far as possible without looking at disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskRule {
-    /// File and line.
+    /// File and line of the rule, for messages.
     pub origin: String,
-    /// The disk's serial number.
+    /// Serial number of the disk.
     pub serial: Option<String>,
-    /// The label of the file system.
+    /// Label of the file system.
     pub label: Option<String>,
-    /// The disk's world-wide name.
+    /// World-wide name of the disk.
     pub wwn: Option<String>,
-    /// The disk's bus, such as `virtio`.
+    /// Bus of the disk, such as `virtio`.
     pub bus: Option<String>,
-    /// The partition, by its number in the table; else the whole disk.
+    /// Number of the partition in the partition table; none for the whole disk.
     pub partition: Option<u32>,
-    /// Where it is mounted: absolute, without `..`. Of swap space, which is mounted nowhere, words that no other rule has.
+    /// Mount point: absolute, without `..`. Swap space is mounted nowhere: its rule has a text here that no other rule
+    /// has.
     pub mount_point: PathBuf,
-    /// The kind of file system that it has to have.
+    /// Type of file system that is required.
     pub file_system: Option<String>,
-    /// A blank disk gets that file system.
+    /// True to create that file system on a blank disk.
     pub format_if_blank: bool,
-    /// As for mount(8).
+    /// Mount options, as for mount(8).
     pub options: Vec<String>,
-    /// The user, by name or number, whom the uppermost folder of the file system belongs to.
+    /// Owner of the root directory of the file system, by name or number.
     pub owner: Option<String>,
-    /// The group.
+    /// Group of the root directory of the file system, by name or number.
     pub group: Option<String>,
-    /// Its permissions.
+    /// Permissions of the root directory of the file system.
     pub mode: Option<u32>,
-    /// What is on the disk grows with it.
+    /// True to grow the partition and the file system when the disk grows.
     pub grow: bool,
 }
 
@@ -109,18 +110,18 @@ struct Match {
     partition: Option<u32>,
 }
 
-/// Reads and checks the rules in `folder`, which need not be there. `check` says what else is wrong with a rule, and
-/// which key of it.
+/// Reads and checks the rules in the directory `folder`, which may be missing. `check` returns further problems of
+/// a rule, with the key that each is about.
 ///
 /// # Errors
-/// At the first thing wrong, with file and line.
+/// The first problem, with file and line.
 pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> Result<Vec<DiskRule>, Error> {
     let mut rules = Vec::new();
     let mut taken = HashMap::new();
     let mut serials = Serials::default();
     for file in drop_in_files(folder)? {
         let text = match read(&file) {
-            // It has gone since the folder was read.
+            // The file was removed after the directory was listed.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             text => text.map_err(|error| Error::in_file(&file, format!("cannot be read: {error}")))?,
         };
@@ -150,13 +151,13 @@ pub fn load(folder: &Path, check: impl Fn(&DiskRule) -> Result<(), Problem>) -> 
     Ok(rules)
 }
 
-/// The rules with serial numbers that a disk may have no room for, by what it has room for.
+/// Rules by the beginning of their serial number, for each length that a kind of disk shows.
 #[derive(Default)]
 struct Serials(HashMap<(usize, Vec<u8>), Vec<DiskRule>>);
 
 impl Serials {
-    /// What is wrong with a rule beside those before: that a disk which has no room for all of a serial number would be
-    /// taken for either.
+    /// Adds a rule, and returns the problem if it is ambiguous: a disk that shows only the beginning of a serial
+    /// number would match both this rule and an earlier one.
     fn add(&mut self, rule: &DiskRule) -> Option<String> {
         let serial = rule.serial.as_deref()?.trim();
         for (kind, room) in ROOMS {
@@ -176,7 +177,8 @@ impl Serials {
     }
 }
 
-/// Whether two rules whose serial numbers begin alike may mean one disk, on virtio or on any other bus.
+/// Returns whether two rules whose serial numbers begin alike may match the same disk, on virtio or on another
+/// bus.
 fn may_be_one(one: &DiskRule, other: &DiskRule, on_virtio: bool) -> bool {
     let serial = |rule: &DiskRule| rule.serial.as_deref().map(str::trim).map(str::to_owned);
     let differ =
@@ -190,7 +192,7 @@ fn may_be_one(one: &DiskRule, other: &DiskRule, on_virtio: bool) -> bool {
         && !differ(&one.label, &other.label)
 }
 
-/// Checks one rule.
+/// Checker of one rule, which knows the file and text for its messages.
 struct Checker<'a> {
     file: &'a Path,
     text: &'a str,
@@ -198,7 +200,8 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// That something is wrong with a key, or where that is not there with the rule.
+    /// Returns the error that something is wrong with a key, on the line of the key, or of the rule if the key is
+    /// missing.
     fn wrong(&self, key: &str, problem: String) -> Error {
         let table = self.table.get_ref();
         let at = |place: Option<usize>| place.unwrap_or(self.table.span().start);
@@ -262,7 +265,7 @@ impl Checker<'_> {
         })
     }
 
-    /// What swap space has instead of a mount point.
+    /// Returns the text that identifies swap space in the place of a mount point.
     fn swap(&self, matcher: &Match) -> Result<PathBuf, Error> {
         if self.table.get_ref().mount_point.is_some() {
             return Err(self.wrong("mount-point", "swap space has no mount point".to_owned()));
@@ -272,7 +275,7 @@ impl Checker<'_> {
         let words = words.into_iter().filter_map(|(key, value)| Some(format!("{key} {}", value.as_ref()?)));
         let partition = partition.map(|number| format!("partition {number}"));
         let words = words.chain(partition).collect::<Vec<_>>().join(", ");
-        // Of one part, so that it is below no other.
+        // A path of one component, so that it is not below that of another rule.
         Ok(format!("swap ({})", words.replace('/', "|")).into())
     }
 
@@ -291,7 +294,7 @@ impl Checker<'_> {
         if text.contains(char::is_control) || text.len() > LONGEST_PATH {
             return refuse("is too long, or has a control character in it");
         }
-        // Without what means nothing: `.`, and slashes that are doubled or at the end.
+        // Remove redundant parts: `.`, and slashes that are doubled or at the end.
         let path: PathBuf = path.components().collect();
         if path == Path::new("/") {
             return refuse("is that of the root file system");
@@ -328,7 +331,7 @@ impl Checker<'_> {
 mod tests {
     use super::*;
 
-    /// The rules of files with these texts, or what is wrong with them, without their folder.
+    /// Loads files with these texts; returns the rules, or the problem without the directory's path.
     fn loaded(texts: &[&str]) -> Result<Vec<DiskRule>, String> {
         let folder = tempfile::tempdir().unwrap();
         for (number, text) in texts.iter().enumerate() {
@@ -425,14 +428,14 @@ mod tests {
         };
         let (long, longer) = (format!("{LONG}5'"), format!("{LONG}6'"));
         for (one, two, room) in [
-            // 20 bytes are "customer-data-2026-o", and these are not the same.
+            // The first 20 bytes are "customer-data-2026-o" and "customer-data-2026-t", which differ.
             (ONE, TWO, None),
             (&*ONE.replace("2026", "20260"), &*TWO.replace("2026", "20260"), Some(20)),
             ("serial = '12345678901234567890'", "serial = '123456789012345678901'", Some(20)),
             ("serial = '1234567890123456789'", "serial = '1234567890123456789 x'", Some(20)),
             (&long, &longer, Some(20)),
             (&long, &long, None),
-            // Where there is room.
+            // SCSI shows more bytes of a serial number.
             (&format!("{long}, bus = 'scsi'"), &format!("{longer}, bus = 'scsi'"), Some(36)),
             (&format!("{long}, bus = 'scsi'"), &longer, Some(36)),
             (&format!("{long}, bus = 'scsi'"), &format!("{longer}, bus = 'virtio'"), None),
@@ -442,7 +445,7 @@ mod tests {
                 "serial = '123456789012345678902', bus = 'scsi'",
                 None,
             ),
-            // Something else tells them apart.
+            // Another key tells the disks apart, or does not.
             (&format!("{long}, wwn = '1'"), &format!("{longer}, wwn = '2'"), None),
             (&format!("{long}, label = '1'"), &format!("{longer}, label = '2'"), None),
             (&format!("{long}, partition = 1"), &format!("{longer}, partition = 2"), Some(20)),

@@ -2,18 +2,19 @@
 //!
 //! Pure: text in, assignments out.
 
-/// One assignment.
+/// Assignment of one variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
-    /// The variable.
+    /// Name of the variable.
     pub name: String,
-    /// Its value, without quotes.
+    /// Value of the variable, without quotes.
     pub value: String,
-    /// The line that it begins on, from 1.
+    /// Line on which the assignment begins, from 1.
     pub line: usize,
 }
 
-/// All assignments, in their order. What is none is left out, as the service manager does.
+/// Returns all assignments, in their order. Anything that is not an assignment is skipped, as the service manager
+/// does.
 pub fn parse(text: &str) -> Vec<Assignment> {
     let mut found = Vec::new();
     let mut rest = Rest { characters: text.chars().peekable(), line: 1 };
@@ -56,7 +57,7 @@ impl Rest<'_> {
         }
     }
 
-    /// To the end of the line; one that ends with a backslash goes on in the next.
+    /// Skips to the end of the line. A line that ends with a backslash continues in the next one.
     fn skip_comment(&mut self) {
         while let Some(character) = self.next() {
             match character {
@@ -67,7 +68,7 @@ impl Rest<'_> {
         }
     }
 
-    /// A variable's name and the `=` after it; nothing if the line has none.
+    /// Reads a variable's name and the `=` after it; none if the line is not an assignment.
     fn name(&mut self) -> Option<String> {
         let mut name = String::new();
         while let Some(character) = self.next() {
@@ -89,7 +90,7 @@ impl Rest<'_> {
 
     fn value(&mut self) -> String {
         let mut value = String::new();
-        // Up to here the value stays, whatever white space is taken off its end.
+        // The value up to here is kept when trailing white space is removed: it was quoted or escaped.
         let mut kept = 0;
         while matches!(self.peek(), Some(' ' | '\t')) {
             self.next();

@@ -20,10 +20,10 @@
 //! name = "lan"
 //! ranges = ["192.0.2.10-192.0.2.99"]
 //!
-//! [cluster.dev]                   # what a cluster may, optional
+//! [cluster.dev]                   # limits of a cluster, optional
 //! max-volumes = 100
 //!
-//! [[access]]                      # what users of the host may, optional
+//! [[access]]                      # permissions of users of the host, optional
 //! groups = ["vm-operators"]
 //! roles = ["read"]
 //! vms = ["web-*"]
@@ -39,10 +39,12 @@
 //! events-per-second = 64
 //! ```
 //!
-//! A node of a Kubernetes cluster has a table `[kubevirt]` instead of `[[vm]]`, `[[pool]]`, `[[address-pool]]` and `[topology]`.
+//! A node of a Kubernetes cluster has a table `[kubevirt]` instead of `[[vm]]`, `[[pool]]`, `[[address-pool]]` and
+//! `[topology]`.
 //!
-//! `[[vm]]`, `[[pool]]`, `[[address-pool]]`, `[[access]]` and `[[scrape]]` tables of all fragments add up; of anything else the last one wins. To add a setting of a VM: a
-//! field in `vm::VmFragment`, its check in `Checker::vm`, and its place in [`VmSettings`].
+//! The tables `[[vm]]`, `[[pool]]`, `[[address-pool]]`, `[[access]]` and `[[scrape]]` of all fragments add up; for
+//! any other setting the last fragment wins. To add a setting of a VM: a field in `vm::VmFragment`, its check in
+//! `Checker::vm`, and its place in [`VmSettings`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -91,93 +93,93 @@ pub use trust::TrustSettings;
 use vm::{Checker, VmFragment};
 pub use vm::{ConsoleSettings, DEFAULT_PORT, DialSettings, VmSettings};
 
-/// Where the settings are unless the command line says otherwise.
+/// Default path of the settings file, which the command line may override.
 pub const DEFAULT_FILE: &str = "/etc/guestlet/host.toml";
-/// Where `guestctl` finds the daemon unless told otherwise.
+/// Default path of the socket on which `guestctl` reaches the daemon.
 pub const DEFAULT_SOCKET: &str = "/run/guestlet-host/api.sock";
-/// Where the metrics are, beside the admin API, unless told otherwise.
+/// Default name of the metrics socket, in the directory of the admin API's socket.
 const METRICS_SOCKET: &str = "metrics.sock";
-/// Where volumes are unless told otherwise.
+/// Default directory of the volumes.
 const VOLUMES: &str = "/var/lib/guestlet-host/volumes";
-/// Longest socket path that Linux takes, in bytes (without the final zero).
+/// Maximum length of a socket path on Linux, in bytes (without the final zero).
 const MAX_SOCKET_PATH: usize = 107;
 
-/// What `guestlet-host` is: what a setting is about may be another's.
+/// Role in which `guestlet-host` runs. Some settings are valid in one role only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The host half of this machine, whose VMs are in the settings.
     Machine,
-    /// That of a node of a Kubernetes cluster, whose API has them.
+    /// The host half of a node of a Kubernetes cluster, whose API lists the VMs.
     Node,
-    /// What plugs volumes into the VMs of such a cluster.
+    /// The controller, which attaches volumes to the VMs of such a cluster.
     Controller,
 }
 
 impl Role {
-    /// Whether it finds VMs by the API of a Kubernetes cluster.
+    /// Returns whether VMs are found through the API of a Kubernetes cluster.
     fn is_of_a_cluster(self) -> bool {
         self != Self::Machine
     }
 }
 
-/// What `guestlet-host` does, checked.
+/// Settings of `guestlet-host`, merged from all fragments and checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSettings {
-    /// The unix socket of the admin API.
+    /// Unix socket of the admin API.
     pub socket: PathBuf,
-    /// The unix socket of the metrics.
+    /// Unix socket of the metrics.
     pub metrics_socket: PathBuf,
-    /// The TCP address of the metrics, on loopback.
+    /// TCP address of the metrics, on loopback unless the network namespace is that of a pod.
     pub metrics: Option<SocketAddr>,
-    /// The folder of the volumes that are made for VMs.
+    /// Directory of the volumes that are created for VMs.
     pub volumes: PathBuf,
-    /// The pools of addresses, in the order in which they are written.
+    /// Address pools, in the order in which they are written.
     pub address_pools: Vec<AddressPoolSettings>,
-    /// Where load balancers are kept, and what forwards to them.
+    /// Storage of load balancer records, and the program that sets up forwarding.
     pub load_balancers: LoadBalancerSettings,
-    /// What users of the host may ask for, beside root and guestlet-host's own.
+    /// Access rules for users of the host other than root and guestlet-host's own user.
     pub access: Rules,
-    /// What is written down of it.
+    /// Audit log of the requests.
     pub audit: AuditSettings,
-    /// What holds for all VMs of a Kubernetes node.
+    /// Settings for all VMs of a Kubernetes node.
     pub kubevirt: KubevirtSettings,
-    /// What one guest may cost.
+    /// Limits on the resources that one guest may use.
     pub limits: LimitSettings,
-    /// The pools, in the order in which they are written.
+    /// Volume pools, in the order in which they are written.
     pub pools: Vec<PoolSettings>,
-    /// What clusters may, by their names.
+    /// Limits and permissions of clusters, by cluster name.
     pub clusters: BTreeMap<String, ClusterSettings>,
-    /// What is fetched from exporters in guests, in the order in which it is written.
+    /// Exporters in guests that are scraped, in the order in which they are written.
     pub scrapes: Vec<ScrapeSettings>,
-    /// Where this host is.
+    /// Topology of this host: region, zone, name and labels.
     pub topology: TopologySettings,
-    /// The keys of guests and of this host half.
+    /// Locations of the keys of guests and of this host half.
     pub trust: TrustSettings,
-    /// The VMs, in the order of their names.
+    /// VMs, sorted by name.
     pub vms: Vec<VmSettings>,
-    /// What has no meaning any more, in words for people, with file and line.
+    /// Remarks on settings that no longer have any effect, for the user, with file and line.
     pub remarks: Vec<String>,
 }
 
 impl HostSettings {
-    /// Reads and checks `file` and the fragments in the folder of the same name with `.d` for `.toml`.
+    /// Reads and checks `file`, and the fragments in the directory of the same name with `.d` for `.toml`.
     ///
     /// # Errors
-    /// At the first thing wrong, with file and line. A missing `file` is wrong only if it is `required`.
+    /// The first problem, with file and line. A missing `file` is an error only if it is `required`.
     pub fn load(file: &Path, required: bool, role: Role) -> Result<Self, Error> {
         let fragment: HostFragment = load(file, required, &file.with_extension("d"))?;
         fragment.check(role)
     }
 }
 
-/// All fragments, unchecked.
+/// Fragments in the order in which they were read, unchecked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(from = "Parsed")]
 pub struct HostFragment {
     sources: Vec<Source>,
 }
 
-/// One fragment, and where it was read.
+/// Fragment, with the file and text that it was read from.
 #[derive(Debug, Default)]
 struct Source {
     file: PathBuf,
@@ -236,10 +238,10 @@ impl Fragment for HostFragment {
 }
 
 impl HostFragment {
-    /// What the fragments together say.
+    /// Merges the fragments and checks the outcome for the role.
     ///
     /// # Errors
-    /// At the first thing that makes no sense, with file and line.
+    /// The first invalid setting, with file and line.
     pub fn check(self, role: Role) -> Result<HostSettings, Error> {
         let mut socket = PathBuf::from(DEFAULT_SOCKET);
         let (mut metrics_socket, mut metrics) = (None, None);
@@ -298,7 +300,7 @@ impl HostFragment {
                 vms.push(Checker { source, vm, taken: &mut taken }.vm()?);
             }
         }
-        // The storage classes and VMs of a cluster are nowhere in the settings.
+        // In the other roles, the storage classes and VMs of a cluster are not in the settings.
         if role == Role::Machine {
             self.check_references(&pools, &vms)?;
         }
@@ -325,7 +327,7 @@ impl HostFragment {
         })
     }
 
-    /// Names that clusters use have to be there.
+    /// Checks that the pools and VMs that clusters name exist.
     fn check_references(&self, pools: &[PoolSettings], vms: &[VmSettings]) -> Result<(), Error> {
         for source in &self.sources {
             for (name, cluster) in &source.parsed.cluster {
@@ -341,7 +343,7 @@ impl Source {
         Error::at(&self.file, &self.text, at.span().start, problem)
     }
 
-    /// That nothing is set which another role has.
+    /// Checks that no setting is present that belongs to another role only.
     fn check_role(&self, role: Role) -> Result<(), Error> {
         let Parsed { vm, pool, address_pool, topology, kubevirt, .. } = &self.parsed;
         let vm = vm
@@ -377,7 +379,7 @@ impl Source {
         wrong.map_or(Ok(()), Err)
     }
 
-    /// The address of the metrics: on loopback, unless the network namespace is that of a pod.
+    /// Parses the address of the metrics, which has to be on loopback unless the network namespace is that of a pod.
     fn address(&self, address: &Spanned<String>, role: Role) -> Result<SocketAddr, Error> {
         let found = address.get_ref();
         match found.parse::<SocketAddr>() {
@@ -394,7 +396,7 @@ impl Source {
         }
     }
 
-    /// That `value` is used for the first time as `what`; where it was is remembered.
+    /// Checks that `value` was not used as `what` before, and remembers where it is used.
     fn unique<'a, T>(
         &'a self,
         taken: &mut vm::Taken<'a>,

@@ -6,32 +6,32 @@
 
 use std::borrow::Cow;
 
-/// One `key=value` line.
+/// Line of the form `key=value`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The group that it is in.
+    /// Group that the line is in.
     pub group: &'a str,
-    /// The key.
+    /// Key, without white space after it.
     pub key: &'a str,
-    /// The value as it stands, without white space around it.
+    /// Value as written, with escapes, without white space before and after it.
     pub value: &'a str,
-    /// The line, from 1.
+    /// Number of the line, from 1.
     pub line: usize,
 }
 
-/// What is wrong with a line.
+/// Syntax error on a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The line, from 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// Description of the error, for the user.
     pub text: String,
 }
 
-/// All entries of a file, in their order.
+/// Returns all entries of a file, in their order.
 ///
 /// # Errors
-/// At the first line that is no group, no `key=value`, no comment and not empty, stands before the first group, or
+/// The first line that is not a group, `key=value`, a comment or empty; that comes before the first group; or that
 /// is not UTF-8.
 pub fn parse(bytes: &[u8]) -> Result<Vec<Entry<'_>>, Problem> {
     let mut entries = Vec::new();
@@ -62,11 +62,11 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Entry<'_>>, Problem> {
     Ok(entries)
 }
 
-/// The text of a value: `\s`, `\n`, `\t`, `\r` and `\\` stand for a space, a line's end, a tab, a carriage return
-/// and a backslash.
+/// Unescapes a value: `\s`, `\n`, `\t`, `\r` and `\\` stand for a space, a line feed, a tab, a carriage return and
+/// a backslash.
 ///
 /// # Errors
-/// If another character follows a backslash, or none.
+/// If a backslash is followed by another character, or by none.
 pub fn string(value: &str) -> Result<String, String> {
     let mut text = String::with_capacity(value.len());
     let mut characters = value.chars();
@@ -90,10 +90,10 @@ pub fn string(value: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// A value that is true or false.
+/// Parses a boolean value.
 ///
 /// # Errors
-/// If it is none of true, false, 1, 0.
+/// A message for the user, if the value is not one of true, false, 1, 0.
 pub fn boolean(value: &str) -> Result<bool, String> {
     match value {
         "true" | "1" => Ok(true),
@@ -102,13 +102,13 @@ pub fn boolean(value: &str) -> Result<bool, String> {
     }
 }
 
-/// How a text is written as a value: the other way of [`string`].
+/// Escapes a text so that it can be written as a value: the inverse of [`string`].
 pub fn quote(text: &str) -> Cow<'_, str> {
     let inner = text.trim_matches([' ', '\t']);
     if inner.len() == text.len() && !text.contains(['\n', '\r', '\\']) {
         return Cow::Borrowed(text);
     }
-    // White space at both ends would be taken off.
+    // Unescaped white space at both ends would be trimmed when the value is read.
     let start = text.len() - text.trim_start_matches([' ', '\t']).len();
     let end = start + inner.len();
     let mut value = String::with_capacity(text.len() + 2);

@@ -1,6 +1,6 @@
-//! Settings: TOML fragments, merged in order, then checked once and made one struct for each program.
+//! Settings: TOML fragments, which are merged in order, checked once and turned into one struct for each program.
 //!
-//! A program reads its main file, then every `*.toml` of its drop-in folder in the order of their names;
+//! A program reads its main file, then every `*.toml` of its drop-in directory in the order of their names;
 //! a later fragment wins. Unknown keys are refused. To add a setting: a field in the program's fragment (an
 //! `Option`), its merging, its check, its place in the validated struct, and its row in `reference`.
 
@@ -31,16 +31,16 @@ pub trait Fragment: DeserializeOwned + Default {
     /// Takes every field that `later` sets.
     fn merge(&mut self, later: Self, file: &Path);
 
-    /// Keeps the text that this fragment was parsed from, if its checks want to name lines.
+    /// Keeps the text that this fragment was parsed from, if its checks name lines.
     fn remember(&mut self, _text: &str) {}
 
-    /// The line on which this fragment sets `key`, if it knows.
+    /// Returns the line on which this fragment sets `key`, if known.
     fn line(&self, _key: &str) -> Option<usize> {
         None
     }
 }
 
-/// Why settings were refused. Names the file and, where there is one, the line.
+/// Reason why settings were refused. Names the file and, if known, the line.
 #[derive(Debug)]
 pub struct Error {
     file: PathBuf,
@@ -49,17 +49,17 @@ pub struct Error {
 }
 
 impl Error {
-    /// A problem of a file as a whole, or of what all fragments together say.
+    /// Creates an error about a file as a whole, or about all fragments together.
     pub fn in_file(file: &Path, problem: impl Into<String>) -> Self {
         Self { file: file.to_owned(), line: None, problem: problem.into() }
     }
 
-    /// A problem on a line of a file.
+    /// Creates an error about a line of a file.
     pub fn on_line(file: &Path, line: usize, problem: impl Into<String>) -> Self {
         Self { file: file.to_owned(), line: Some(line), problem: problem.into() }
     }
 
-    /// A problem at the byte `offset` of a file with this `text`.
+    /// Creates an error at the byte `offset` of a file with this `text`.
     pub fn at(file: &Path, text: &str, offset: usize, problem: impl Into<String>) -> Self {
         Self { file: file.to_owned(), line: Some(line_of(text, offset)), problem: problem.into() }
     }
@@ -79,28 +79,29 @@ impl std::error::Error for Error {}
 
 /// Reads `main` and the `*.toml` files of `drop_ins`.
 ///
-/// Missing files are no fault, but a missing `main` is where `required` says so, and so is a link to nothing.
+/// Missing files are ignored. A missing `main` is an error if it is `required`, and a dangling symbolic link
+/// always is.
 ///
 /// # Errors
-/// At the first fragment that cannot be read or says something unknown.
+/// The first fragment that cannot be read or has an unknown key or an invalid value.
 pub fn load<F: Fragment>(main: &Path, required: bool, drop_ins: &Path) -> Result<F, Error> {
     Ok(merge(fragments(main, required, drop_ins)?))
 }
 
-/// What a check has against merged fragments.
+/// Problem that a check found in the merged fragments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The setting that it is about, such as `control.port`.
+    /// Setting that has the problem, such as `control.port`.
     pub key: &'static str,
-    /// What is wrong, and what to write.
+    /// Description of the problem, and of a valid value.
     pub text: String,
 }
 
-/// Merges fragments in their order and checks the outcome. What the check refuses is blamed on the fragment that
-/// brought it, and on the line of its key.
+/// Merges fragments in their order and checks the outcome. A problem is attributed to the fragment that introduced
+/// it, and to the line of its key.
 ///
 /// # Errors
-/// What `check` says.
+/// The problem that `check` finds.
 pub fn merge_checked<F: Fragment + Clone, T>(
     fragments: Vec<(PathBuf, F)>,
     check: impl Fn(F) -> Result<T, Problem>,
@@ -127,10 +128,10 @@ fn merge<F: Fragment>(fragments: Vec<(PathBuf, F)>) -> F {
     merged
 }
 
-/// The fragments that [`load`] merges, with their files.
+/// Reads the fragments that [`load`] merges, with their files.
 ///
 /// # Errors
-/// As [`load`].
+/// The errors of [`load`].
 pub fn fragments<F: Fragment>(
     main: &Path,
     required: bool,
@@ -151,10 +152,10 @@ pub fn fragments<F: Fragment>(
     Ok(fragments)
 }
 
-/// Parses one fragment; `file` is for the error.
+/// Parses one fragment; `file` is used in errors.
 ///
 /// # Errors
-/// If the text is no TOML or sets something unknown, with the line.
+/// If the text is not valid TOML, or has an unknown key or an invalid value: with the line.
 pub fn parse<F: Fragment>(file: &Path, text: &str) -> Result<F, Error> {
     let mut fragment: F = toml::from_str(text).map_err(|error| Error {
         file: file.to_owned(),
@@ -169,8 +170,9 @@ fn line_of(text: &str, offset: usize) -> usize {
     text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// That reading `path` failed because there is no such file or directory, and that it does not have to be there. Behind a link whose
-/// target is missing, as while a disk is not mounted, there may be settings that close a door.
+/// Checks that reading `path` failed because no such file or directory exists, and that it is not required. A
+/// dangling symbolic link is an error: its target, for instance on a disk that is not mounted yet, may have
+/// settings that restrict access.
 fn may_be_missing(path: &Path, error: &io::Error, required: bool) -> Result<(), Error> {
     if error.kind() != io::ErrorKind::NotFound || required {
         return Err(Error::in_file(path, format!("cannot be read: {error}")));
@@ -188,7 +190,7 @@ fn may_be_missing(path: &Path, error: &io::Error, required: bool) -> Result<(), 
     }
 }
 
-/// The bytes of a file that may be missing.
+/// Reads a file that may be missing.
 #[cfg(feature = "agent")]
 #[allow(clippy::disallowed_methods, reason = "settings are this module's own files")]
 fn bytes(file: &Path) -> Result<Option<Vec<u8>>, Error> {
@@ -277,7 +279,7 @@ mod tests {
         assert!(load::<Sample>(&missing, true, &folder.path().join("d")).is_err());
     }
 
-    /// As while the disk is not mounted that has the settings: what they say is not known.
+    /// Guards against ignoring settings on a disk that is not mounted yet: their contents are unknown then.
     #[test]
     fn a_link_to_nothing_is_not_taken_for_a_file_that_is_missing() {
         for link in ["main.toml", "d", "d/10.toml"] {

@@ -15,10 +15,10 @@ mod host;
 use agent::AGENT;
 use host::HOST;
 
-/// Key, default, meaning.
+/// Row of a table: key, default, meaning.
 type Row = (&'static str, &'static str, &'static str);
 
-/// What stands before the tables.
+/// Text before the tables.
 const HEAD: &str = "# Settings: every key
 
 Written from `src/config/reference`; tests hold it against what the programs read. Where settings come from, which place
@@ -54,13 +54,13 @@ fn markdown() -> String {
     text
 }
 
-/// The keys that a program reads, by its own words: it names those that it knows when it meets one that it does not.
+/// Finds the keys that a program reads: its error about an unknown key lists those that it knows.
 fn known<F: Fragment>(prefix: &str, found: &mut Vec<String>) {
     let refused = |table: &str| match parse::<F>(Path::new("x"), table) {
         Ok(_) => String::new(),
         Err(error) => error.to_string(),
     };
-    // A table, one of several, or one with a name of the user's.
+    // A table, an array of tables, or a table with a name chosen by the user.
     let table = |header: String, next: String| (header + "\"@\" = 1\n", next);
     let tables = match prefix {
         "" => vec![table(String::new(), String::new())],
@@ -107,7 +107,7 @@ fn every_key_has_its_row() {
     }
 }
 
-/// `UPDATE_DOCS=1 cargo test` writes the file anew.
+/// With `UPDATE_DOCS=1 cargo test` the file is written again.
 #[test]
 #[allow(clippy::disallowed_methods)]
 fn the_page_in_docs_is_the_one_that_the_tables_give() {
@@ -119,14 +119,14 @@ fn the_page_in_docs_is_the_one_that_the_tables_give() {
     assert_eq!(written, markdown(), "run UPDATE_DOCS=1 cargo test --lib reference");
 }
 
-/// The packages' settings files show keys as comments: each has to be one, and every value has to be good.
+/// Checks the packages' settings files: their commented-out keys have to exist, and their values have to be valid.
 #[test]
 #[allow(clippy::disallowed_methods)]
 fn the_settings_that_are_packaged_can_be_used() {
     let text = |name: &str| {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging").join(name);
         let text = std::fs::read_to_string(file).unwrap();
-        // Settings are behind one "# ", words behind two.
+        // Settings are commented out with one "# ", text with two.
         let used = |line: &str| match line.strip_prefix("# ") {
             Some(rest)
                 if rest.starts_with('[')

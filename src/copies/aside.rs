@@ -1,12 +1,12 @@
-//! The file beside a final name, to which content goes until it is complete.
+//! Temporary file beside a final name, which receives content until it is complete.
 //!
 //! ```text
 //! open ──▶ (digest of what is there) ──▶ data … ──▶ complete ──▶ synced ──▶ has the final name
 //!   │ locked by another: busy              │ cannot be written: removed
 //! ```
 //!
-//! It belongs to who writes, with the mode 0600, and is locked while it is written. One that is there already is gone on with only if
-//! it is such a file; another one of its name is removed.
+//! The file belongs to the user of the writer, has the mode 0600, and is locked while it is written. An
+//! existing one is continued only if it has these properties; any other file of its name is removed.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -21,44 +21,44 @@ use nix::unistd::geteuid;
 use super::paths::{MAX_NAME, is_name as is_file_name};
 use crate::sys::beneath::{self, Facts, Kind};
 
-/// What is between a file's name and the identifier of its copy.
+/// Separator between a file's name and the identifier of its copy.
 const MARK: &[u8] = b".guestlet-";
-/// Digits of that.
+/// Number of digits of the identifier.
 const ID: usize = 16;
 
-/// Whether this identifies a copy.
+/// Returns whether this is the identifier of a copy.
 pub fn is_id(id: &[u8]) -> bool {
     id.len() == ID && id.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The name of the file beside that of a name.
+/// Returns the name of the temporary file for a final name.
 pub fn name(of: &[u8], id: &str) -> OsString {
     let room = MAX_NAME - 1 - MARK.len() - ID;
     OsString::from_vec([b".", &of[..of.len().min(room)], MARK, id.as_bytes()].concat())
 }
 
-/// Whether a file beside can have this name.
+/// Returns whether a temporary file can have this name.
 pub fn is_name(name: &[u8]) -> bool {
     let end = name.len().saturating_sub(ID);
     let (before, id) = name.split_at(end);
     is_file_name(name) && before.starts_with(b".") && before.ends_with(MARK) && is_id(id)
 }
 
-/// Why there is none.
+/// Reasons why a temporary file cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another copy writes to it.
+    /// Another copy writes to the file.
     #[error("another copy is writing to {}", .0.display())]
     Busy(OsString),
-    /// It is something else.
+    /// The name belongs to something that no copy has made.
     #[error("{} exists and was not left behind by a copy; remove it", .0.display())]
     Foreign(OsString),
-    /// The system's refusal.
+    /// System call that failed.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// The file, locked.
+/// Temporary file, locked.
 #[derive(Debug)]
 pub struct Aside {
     directory: Rc<OwnedFd>,
@@ -68,13 +68,13 @@ pub struct Aside {
 }
 
 impl Aside {
-    /// Opens the one that there is, or makes it.
+    /// Opens the existing file, or creates it.
     ///
     /// # Errors
-    /// If it is locked, is something else, or the system refuses.
+    /// Fails if it is locked, is not a temporary file of a copy, or a system call fails.
     pub fn open(directory: &Rc<OwnedFd>, of: &[u8], id: &str) -> Result<Self, Error> {
         let name = name(of, id);
-        // It may come and go meanwhile.
+        // Others may create and remove it between two calls.
         for _ in 0..5 {
             let file = match beneath::create(directory, &name) {
                 Ok(file) => file,
@@ -102,12 +102,12 @@ impl Aside {
             }
             let is_own = facts.user == geteuid().as_raw() && facts.mode == 0o600 && facts.links == 1;
             if !is_own {
-                // It was complete when it was interrupted, and has its final mode; or somebody has put it there.
+                // The copy was interrupted after the file had its final mode, or somebody else created the file.
                 beneath::remove(directory, &name)?;
                 continue;
             }
             let this = Self { directory: Rc::clone(directory), name, file, facts };
-            // Who had it locked may have given it its final name.
+            // The former holder of the lock may have renamed it to its final name.
             if this.is_there()? {
                 return Ok(this);
             }
@@ -122,49 +122,50 @@ impl Aside {
         Self::open(&directory, of, id)
     }
 
-    /// Whether it still has its name.
+    /// Returns whether the file still has its name.
     ///
     /// # Errors
-    /// As fstatat(2).
+    /// The errors of fstatat(2).
     pub fn is_there(&self) -> io::Result<bool> {
         let found = beneath::look(&self.directory, &self.name)?;
         Ok(found.is_some_and(|found| self.is_this(&found)))
     }
 
-    /// Whether that is this file.
+    /// Returns whether these facts belong to this file.
     pub fn is_this(&self, found: &Facts) -> bool {
         (found.device, found.inode) == (self.facts.device, self.facts.inode)
     }
 
-    /// The file.
+    /// Returns the open file.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// The same, to be read from where it is.
+    /// Returns the open file, to be read from its current position.
     pub fn file_mut(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// The directory that it is in.
+    /// Returns the directory of the file.
     pub fn directory(&self) -> &Rc<OwnedFd> {
         &self.directory
     }
 
-    /// Its name there.
+    /// Returns the file's name in its directory.
     pub fn name(&self) -> &OsString {
         &self.name
     }
 
-    /// What it was when it was opened.
+    /// Returns the facts about the file at the time it was opened.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Gives it its final name, which is on the disk then.
+    /// Renames the file to its final name, and returns once that is on the disk.
     ///
     /// # Errors
-    /// As rename(2); `EEXIST` if something has the name and is to be kept; `ESTALE` if somebody has put something else there.
+    /// The errors of rename(2); `EEXIST` if the final name exists and is to be kept; `ESTALE` if somebody has
+    /// replaced the temporary file.
     pub fn finish(self, to: &[u8], keep: bool) -> io::Result<()> {
         if !self.is_there()? {
             return Err(Errno::ESTALE.into());
@@ -182,7 +183,7 @@ impl Aside {
         beneath::sync_names(&self.directory)
     }
 
-    /// Removes it.
+    /// Removes the file.
     pub fn remove(self) {
         if self.is_there().unwrap_or(false) {
             drop(beneath::remove(&self.directory, &self.name));

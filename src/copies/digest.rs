@@ -1,4 +1,4 @@
-//! SHA-256 of what is copied.
+//! SHA-256 of copied content.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -9,7 +9,7 @@ use ring::digest::{Context, SHA256};
 const BLOCK: usize = 256 << 10;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Of what was told so far.
+/// SHA-256 of the content so far.
 #[derive(Clone)]
 pub struct Digest(Context);
 
@@ -20,12 +20,12 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// So many bytes come next.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// So many zeros come next.
+    /// Adds a number of zeros, without a buffer of that size.
     pub fn zeros(&mut self, mut count: u64) {
         while count > 0 {
             let length = count.min(ZEROS.len() as u64);
@@ -34,15 +34,16 @@ impl Digest {
         }
     }
 
-    /// Of everything so far; more may follow.
+    /// Returns the digest of the content so far; more may follow.
     pub fn value(&self) -> Vec<u8> {
         self.0.clone().finish().as_ref().to_vec()
     }
 
-    /// Reads up to `most` bytes of a file; how many there were. `goes_on` is asked now and then.
+    /// Adds up to `most` bytes of a file; returns how many were read. `goes_on` is called regularly, and can
+    /// interrupt this.
     ///
     /// # Errors
-    /// As read(2); `Interrupted` if it does not go on.
+    /// The errors of read(2); `Interrupted` if `goes_on` returns false.
     pub fn read(&mut self, file: &mut File, most: u64, goes_on: impl Fn() -> bool) -> io::Result<u64> {
         let mut buffer = vec![0; BLOCK];
         let mut total = 0;

@@ -1,4 +1,4 @@
-//! What the file system says of files, as messages have it.
+//! Conversion of the file system's facts about files to messages.
 
 use std::os::fd::OwnedFd;
 
@@ -6,10 +6,10 @@ use crate::sys::beneath::{self, Facts, Kind, Moment};
 use crate::sys::extended_attributes;
 use crate::wire::proto::v1::{FileAttribute, FileEntry, FileKind, FileOwner, FileTime};
 
-/// Bytes of the attributes of one file.
+/// Limit of the bytes of the attributes of one file.
 const MAX_ATTRIBUTES: usize = 128 << 10;
 
-/// An entry of what was found.
+/// Converts facts about a file to an entry.
 pub fn entry(facts: &Facts) -> FileEntry {
     FileEntry {
         kind: kind(facts.kind).into(),
@@ -39,17 +39,17 @@ fn told(moment: Moment) -> FileTime {
     FileTime { seconds: moment.seconds, nanoseconds: moment.nanoseconds }
 }
 
-/// The moment that a message means.
+/// Converts the time in a message.
 pub fn moment(time: &FileTime) -> Moment {
     Moment { seconds: time.seconds, nanoseconds: time.nanoseconds.min(999_999_999) }
 }
 
-/// The owner and the group of an entry.
+/// Returns the owner and the group of an entry.
 pub fn owner_of(entry: &FileEntry) -> FileOwner {
     FileOwner { user: entry.user, group: entry.group }
 }
 
-/// Whether two entries are of the same file, unchanged.
+/// Returns whether two entries describe the same file, unchanged.
 pub fn is_same(one: &FileEntry, other: &FileEntry) -> bool {
     let identity = |entry: &FileEntry| {
         (entry.kind, entry.device, entry.inode, entry.size, entry.modified, entry.changed)
@@ -57,15 +57,16 @@ pub fn is_same(one: &FileEntry, other: &FileEntry) -> bool {
     identity(one) == identity(other)
 }
 
-/// Whether an attribute is one that is copied: of programs, and access control lists. Others speak of this very machine.
+/// Returns whether an extended attribute is copied: those of programs, and access control lists. Others are
+/// specific to this machine.
 pub fn is_copied(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
 }
 
-/// The attributes of what was found.
+/// Reads the extended attributes that are copied.
 ///
 /// # Errors
-/// As listxattr(2).
+/// The errors of listxattr(2).
 pub fn attributes(found: &OwnedFd) -> std::io::Result<Vec<FileAttribute>> {
     let all = extended_attributes::all(&beneath::itself(found), is_copied, MAX_ATTRIBUTES)?;
     Ok(all.into_iter().map(|(name, value)| FileAttribute { name, value }).collect())

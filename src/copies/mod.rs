@@ -1,18 +1,19 @@
-//! The two ends of a copy, which do what the messages of `guestlet.v1.Files` ask for: the same in a guest, for its host half, and
-//! here, for guestctl.
+//! Both ends of a copy. They carry out the messages of `guestlet.v1.Files`: in a guest for its host half, and
+//! on this side for guestctl.
 //!
 //! ```text
 //! ToReader ──▶ reader ──▶ FromReader ┐
-//!                                    │ whoever copies hands content on
+//!                                    │ the caller relays content
 //! FromWriter ◀── writer ◀── ToWriter ┘
 //! ```
 //!
-//! Each runs on a thread of its own, which may wait for disks: it takes requests from a channel, one after the other, and ends when
-//! that is closed. [`Guard`] says what may be read and written. What is below what was opened is reached by descriptors, through no
-//! symbolic link ([`crate::sys::beneath`]).
+//! Each end runs on a thread of its own, which may block on disks. It takes requests from a channel, one
+//! after the other, and ends when the channel is closed. [`Guard`] decides what may be read and written.
+//! Everything below the opened object is reached by descriptors, without following symbolic links
+//! ([`crate::sys::beneath`]).
 //!
-//! A file is written beside its final name ([`aside`]), and takes it when it is complete, as its SHA-256 says, and on the disk.
-//! What is left of one that was interrupted is known by its [`records`].
+//! A file is written beside its final name ([`aside`]). It gets that name when it is complete, its SHA-256
+//! matches, and it is on the disk. Files left by an interrupted copy are known by its [`records`].
 
 pub mod aside;
 mod digest;
@@ -36,27 +37,28 @@ pub use crate::wire::files::{MAX_MESSAGE, PIECE};
 pub use digest::Digest;
 pub use entry::{is_same, owner_of};
 
-/// Messages that wait in a channel of an end.
+/// Messages that may wait in a channel of an end.
 pub const WAITING: usize = 4;
 
-/// Says what may be read and written.
+/// Decides what may be read and written.
 pub trait Guard: Send {
-    /// Whether what a descriptor is open for may be read, or written to; or, with a name, what is in that directory under the name.
+    /// Checks whether the object behind a descriptor may be read or, if `writes`, written to. With a name, this
+    /// is about the entry of that name in the directory.
     ///
     /// # Errors
-    /// If it may not, in words.
+    /// Fails with the reason if it may not.
     fn may(&self, found: &OwnedFd, name: Option<&[u8]>, writes: bool) -> Result<(), String>;
 
-    /// Waits until files may be written to.
+    /// Waits until files may be written.
     fn wait(&self) {}
 
-    /// A file of so many bytes was read, or written, completely.
+    /// Records that a file of this size was completely read or written.
     fn copied(&self, bytes: u64) {
         let _ = bytes;
     }
 }
 
-/// Everything may be read and written that the system lets us.
+/// Guard that allows everything that the system permits.
 #[derive(Debug, Clone, Copy)]
 pub struct Everything;
 
@@ -66,7 +68,7 @@ impl Guard for Everything {
     }
 }
 
-/// Why a request failed.
+/// Failure of a request.
 #[derive(Debug)]
 pub struct Failure {
     kind: FileFailure,
@@ -78,7 +80,7 @@ impl Failure {
         Self { kind, words: words.into() }
     }
 
-    /// It will not work another time either.
+    /// Returns a failure that a retry would meet again.
     fn last(words: impl Into<String>) -> Self {
         Self::new(FileFailure::Final, words)
     }
@@ -87,7 +89,7 @@ impl Failure {
         Self::new(FileFailure::Denied, words)
     }
 
-    /// The system refused to do something with a file of this name.
+    /// Returns a failure of a system call on a file of this name.
     fn io<'n>(doing: &'n str, name: &'n [u8]) -> impl FnOnce(io::Error) -> Self + use<'n> {
         move |error| {
             let kind = match error.raw_os_error().map(Errno::from_raw) {
@@ -107,11 +109,11 @@ impl From<Failure> for FileFailed {
     }
 }
 
-/// Whoever asked is gone.
+/// The receiver of the answers has ended.
 #[derive(Debug)]
 struct Gone;
 
-/// How a request ended that could not be carried out.
+/// Reasons why a request was not carried out.
 #[derive(Debug)]
 enum Unmet {
     Failed(Failure),

@@ -1,13 +1,13 @@
-//! Paths and names that the other end says. Pure.
+//! Paths and names that are received from the other end. Pure.
 
-/// Bytes of a path, as Linux bounds them.
+/// Longest path in bytes, by Linux' limit.
 pub const MAX_PATH: usize = 4095;
-/// Bytes of a name.
+/// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
-/// Parts of a path.
+/// Limit of the components of a path.
 pub const MAX_DEPTH: usize = 256;
 
-/// Whether this can be the name of something in a directory, and nothing but that.
+/// Returns whether this is a valid name of an entry in a directory, without any other component.
 pub fn is_name(name: &[u8]) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && name != b"."
@@ -15,10 +15,10 @@ pub fn is_name(name: &[u8]) -> bool {
         && !name.iter().any(|byte| matches!(byte, b'/' | 0))
 }
 
-/// The parts of a path below a directory; none of the directory itself.
+/// Splits a path below a directory into its components; none for the directory itself.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// Fails with a description of what is wrong.
 pub fn parts(path: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
     if path.is_empty() {
         return Ok(Vec::new());
@@ -37,10 +37,10 @@ pub fn parts(path: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
     }
 }
 
-/// A path that a caller has named, to be followed.
+/// Checks a path that a caller has named.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// Fails with a description of what is wrong.
 pub fn named(path: &[u8]) -> Result<(), &'static str> {
     match path {
         [] => Err("is empty"),
@@ -50,7 +50,8 @@ pub fn named(path: &[u8]) -> Result<(), &'static str> {
     }
 }
 
-/// Of a path that a caller has named, the directory and the name in it; no name if it ends with "." or "..", or is "/".
+/// Splits a path of a caller into the directory and the name in it. The name is empty if the path ends with
+/// "." or "..", or is "/".
 pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
     let trimmed = &path[..end];
@@ -62,7 +63,7 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     if is_name(name) { (directory, name) } else { (path, b"") }
 }
 
-/// A path, and a name below it.
+/// Appends a name to a path.
 pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     match path {
         [] => name.to_vec(),
@@ -103,7 +104,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is a path leads to something below, by names.
+        /// Every accepted path leads to something below, by names only.
         #[test]
         fn no_path_leads_out(path in proptest::collection::vec(
             prop_oneof![Just(b'/'), Just(b'.'), Just(0), any::<u8>()], 0..40,

@@ -1,4 +1,4 @@
-//! Reads what is copied.
+//! Reading end of a copy.
 
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
@@ -22,30 +22,30 @@ use crate::wire::proto::v1::{
     ReadFileContent, ToReader,
 };
 
-/// Entries of one directory that are told.
+/// Entries of one directory that are reported, at most.
 const MAX_ENTRIES: usize = 1_000_000;
-/// Entries of one message, and bytes of their names, links and attributes.
+/// Limit of the entries of one message, and of the bytes of their names, links and attributes.
 const ENTRIES: usize = 256;
 const ENTRY_BYTES: usize = 64 << 10;
 
-/// Reads for somebody.
+/// Reading end of a copy.
 pub struct Reader<G> {
-    /// Says what may be read.
+    /// Decides what may be read.
     pub guard: G,
-    /// Where paths begin that are relative.
+    /// Directory that relative paths start from.
     pub base: PathBuf,
-    /// What is read goes there.
+    /// Channel for what is read.
     pub answers: mpsc::Sender<FromReader>,
 }
 
-/// What was opened.
+/// Object that was opened.
 struct Opened {
     tree: Tree,
     with_attributes: bool,
 }
 
 impl<G: Guard> Reader<G> {
-    /// Does what is asked for, until nothing is any more. Blocks.
+    /// Carries out requests until the channel is closed. Blocks.
     pub fn run(&self, mut requests: mpsc::Receiver<ToReader>) {
         let mut opened = None;
         while let Some(request) = requests.blocking_recv() {
@@ -110,7 +110,7 @@ impl<G: Guard> Reader<G> {
             let name = name.map_err(Failure::io("list", path))?;
             let full = super::paths::join(path, name.as_encoded_bytes());
             let told = one(&directory, name, opened.with_attributes);
-            // What is gone meanwhile is no entry.
+            // An entry that was removed meanwhile is left out.
             let Some(told) = told.map_err(Failure::io("look at", &full))? else { continue };
             let attributes = told.attributes.iter().map(|one| one.name.len() + one.value.len() + 16);
             bytes += 160 + told.name.len() + told.link_target.len() + attributes.sum::<usize>();
@@ -157,7 +157,7 @@ impl<G: Guard> Reader<G> {
         Ok(self.say(Answer::Done(done))?)
     }
 
-    /// Tells what a file has from an offset on; how long it is.
+    /// Sends the content of a file from an offset; returns its length.
     fn content(
         &self,
         file: &mut File,
@@ -167,7 +167,7 @@ impl<G: Guard> Reader<G> {
         digest: &mut Digest,
     ) -> Result<u64, Unmet> {
         let mut pieces = Pieces::default();
-        // What the kernel makes up has no size, and no holes either.
+        // Files that the kernel generates have neither a size nor holes.
         let is_made_up = entry.size == 0;
         let end = if is_made_up { u64::MAX } else { entry.size };
         let mut at = from;
@@ -200,7 +200,7 @@ impl<G: Guard> Reader<G> {
     }
 }
 
-/// Pieces of content, in memory that is used again when nobody has it any more.
+/// Allocator of pieces of content, which reuses memory that nobody holds any longer.
 #[derive(Default)]
 struct Pieces(BytesMut);
 
@@ -224,7 +224,7 @@ impl Pieces {
     }
 }
 
-/// The entry of a name; nothing, if it is gone.
+/// Looks up the entry of a name; `None` if it no longer exists.
 fn one(
     directory: &OwnedFd,
     name: std::ffi::OsString,
@@ -261,7 +261,7 @@ fn changed(path: &[u8]) -> Failure {
     )
 }
 
-/// Another one after every boot.
+/// Returns the kernel's boot ID, which changes with every boot.
 pub fn boot_id() -> String {
     Root::default().line("/proc/sys/kernel/random/boot_id")
 }

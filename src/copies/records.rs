@@ -1,7 +1,8 @@
-//! What copies that are under way, or were interrupted, have written beside: one small file for each copy, by its identifier.
+//! Records of the temporary files of copies that are under way or were interrupted: one small file per copy,
+//! named by its identifier.
 //!
-//! A copy that is interrupted is known for a day ([`KEPT`]). Then its file beside is removed, if it is still the one that was
-//! written: the same inode under the same name, which nobody has locked.
+//! An interrupted copy is remembered for a day ([`KEPT`]). Then its temporary file is removed if it is still
+//! the one that was written: the same inode under the same name, not locked by anybody.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,16 +20,16 @@ use super::aside;
 use crate::sys::beneath::{self, Facts, Kind};
 use crate::sys::blocking;
 
-/// How long what was interrupted is kept.
+/// Time for which the remains of an interrupted copy are kept.
 pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Copies that are known; of more, the oldest are forgotten.
+/// Limit of the copies that are remembered; the oldest beyond it are forgotten.
 pub const MAX: usize = 64;
-/// What the name of a marker ends with.
+/// Suffix of a marker's name.
 const MARKER: &[u8] = b".made";
-/// Bytes of a record.
+/// Limit of the bytes of a record.
 const MAX_SIZE: u64 = 8192;
 
-/// The records in a folder, or none; clones share it.
+/// Records in a directory, or none at all; clones share the directory.
 #[derive(Debug, Clone, Default)]
 pub struct Records(Option<Arc<Inner>>);
 
@@ -38,27 +39,27 @@ struct Inner {
     news: Notify,
 }
 
-/// Something that a copy has left.
+/// File that a copy has left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Left {
-    /// The copy.
+    /// Identifier of the copy.
     pub id: String,
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// How many bytes it has.
+    /// Size of the file in bytes.
     pub size: u64,
-    /// When something was written last.
+    /// Time of the last write.
     pub since: SystemTime,
 }
 
-/// The record of one copy.
+/// Record of one copy.
 #[derive(Debug, Default)]
 pub struct Record {
     place: Option<(Records, PathBuf)>,
     file: Option<File>,
 }
 
-/// A file beside, as a record has it.
+/// Temporary file, as it is stored in a record.
 #[derive(Debug, PartialEq, Eq)]
 struct Noted {
     device: u64,
@@ -81,7 +82,7 @@ impl Noted {
         Some(Self { device, inode, path: OsStr::from_bytes(path).into() })
     }
 
-    /// Where it is, if it is still there.
+    /// Finds the file by its record; `None` if it no longer exists.
     fn find(&self) -> Option<(OwnedFd, &OsStr, Facts)> {
         let name = self.path.file_name()?;
         let directory = beneath::find(self.path.parent()?).ok()?;
@@ -95,7 +96,7 @@ impl Noted {
     fn remove(&self) {
         let Some((directory, name, facts)) = self.find() else { return };
         let Ok(file) = beneath::edit(&directory, name) else { return };
-        // One that is locked is being written.
+        // A locked file is being written.
         let is_it = beneath::facts(&file).is_ok_and(|opened| opened.inode == facts.inode);
         if is_it && file.try_lock().is_ok() && beneath::remove(&directory, name).is_ok() {
             tracing::info!("removed {}, which was left by an interrupted copy", self.path.display());
@@ -104,12 +105,12 @@ impl Noted {
 }
 
 impl Records {
-    /// Those in a folder, which is made when there are any.
+    /// Returns the records in a directory, which is created with the first of them.
     pub fn at(folder: PathBuf) -> Self {
         Self(Some(Arc::new(Inner { folder, news: Notify::new() })))
     }
 
-    /// That of a copy; whether one was interrupted.
+    /// Returns the record of a copy, and whether there already is one because the copy was interrupted.
     pub fn of(&self, id: &str) -> (Record, bool) {
         let Some(inner) = &self.0 else { return (Record::default(), false) };
         let path = inner.folder.join(id);
@@ -131,7 +132,7 @@ impl Records {
         all
     }
 
-    /// What there is of copies that are under way, or were interrupted.
+    /// Lists the files of copies that are under way or were interrupted.
     pub fn list(&self) -> Vec<Left> {
         let all = self.all().into_iter().take(MAX);
         let left = all.filter_map(|(since, record)| {
@@ -143,13 +144,14 @@ impl Records {
         left.collect()
     }
 
-    /// Removes what is too old, and the oldest of too many. How long until there is something to remove again, if there will be.
+    /// Removes records that are too old, and the oldest beyond the limit. Returns the time until the next one is
+    /// due, if there is one.
     pub fn purge(&self, now: SystemTime) -> Option<Duration> {
         let all = self.all();
         let too_many = all.len().saturating_sub(MAX);
         let mut next = None;
         for (number, (since, record)) in all.into_iter().enumerate() {
-            // Of a time in the future: it was set back.
+            // A record from the future means that the clock was set back.
             let age = now.duration_since(since).unwrap_or_default();
             if number >= too_many && age < KEPT {
                 next = next.or(Some(KEPT.saturating_sub(age)));
@@ -163,7 +165,7 @@ impl Records {
         next
     }
 
-    /// Removes what is too old, for ever. Sleeps while there is nothing.
+    /// Removes old records, for ever. Sleeps while there are none.
     pub async fn care(&self) {
         let Some(inner) = &self.0 else { return std::future::pending().await };
         loop {
@@ -177,7 +179,7 @@ impl Records {
     }
 }
 
-/// Beside a record: a directory was made.
+/// Returns the path of the marker beside a record: the copy has created a directory.
 fn marker(record: &Path) -> PathBuf {
     record.with_extension("made")
 }
@@ -189,8 +191,8 @@ fn read(record: &Path) -> Option<Noted> {
 }
 
 impl Record {
-    /// What is written from now on: this file in this directory, if the record can be kept. It is on the disk when this returns if
-    /// that is wanted.
+    /// Records the file that is written from now on, by its directory and name, if that is possible. With
+    /// `on_disk` the record has reached the disk when this returns.
     pub fn note(&mut self, directory: &OwnedFd, name: &OsStr, facts: &Facts, on_disk: bool) {
         if let Err(error) = self.try_note(directory, name, facts, on_disk) {
             tracing::warn!("cannot keep a record of a copy: {error}");
@@ -225,7 +227,8 @@ impl Record {
         if on_disk { file.sync_all() } else { Ok(()) }
     }
 
-    /// The directory that was named was not there, and was made: a copy that goes on copies to it, and not into it.
+    /// Records that the named directory did not exist and was created. If the copy is continued, its target is
+    /// this directory, and not a new entry in it.
     pub fn note_directory(&self) {
         let Some((records, path)) = &self.place else { return };
         let folder = path.parent().unwrap_or(path);
@@ -238,12 +241,12 @@ impl Record {
         }
     }
 
-    /// Whether that was so.
+    /// Returns whether the copy has created the named directory.
     pub fn has_made_directory(&self) -> bool {
         self.place.as_ref().is_some_and(|(_, path)| marker(path).symlink_metadata().is_ok())
     }
 
-    /// All is done.
+    /// Removes the record of a completed copy.
     pub fn remove(&mut self) {
         self.file = None;
         if let Some((_, path)) = &self.place {
@@ -253,7 +256,7 @@ impl Record {
     }
 }
 
-/// Where those of a user are, who copies to here.
+/// Returns the records of a user who copies to this machine.
 pub fn of_user(state: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> Records {
     let folder = |path: std::ffi::OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let state = state.and_then(folder).or_else(|| Some(home.and_then(folder)?.join(".local/state")));

@@ -1,4 +1,4 @@
-//! What was opened, and the way to what is below it.
+//! Opened object, and access to everything below it.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,19 @@ use std::rc::Rc;
 use super::{Failure, paths};
 use crate::sys::beneath;
 
-/// A directory, or what else was opened, and the directory below it that was entered last.
+/// Opened object, and the directory below it that was entered last.
 pub struct Tree {
     root: Rc<OwnedFd>,
     entered: Option<(Vec<u8>, Rc<OwnedFd>)>,
 }
 
-/// Something in a directory.
+/// Entry in a directory.
 pub struct Spot<'p> {
     pub directory: Rc<OwnedFd>,
     pub name: &'p [u8],
 }
 
-/// The path that somebody has named, as one of this process.
+/// Converts a path that a caller has named to a path of this process.
 pub fn named(base: &Path, path: &[u8]) -> Result<PathBuf, Failure> {
     paths::named(path).map_err(|wrong| Failure::last(format!("the path {wrong}")))?;
     Ok(base.join(beneath::path(path.to_vec())))
@@ -30,12 +30,12 @@ impl Tree {
         Self { root: Rc::new(root), entered: None }
     }
 
-    /// What was opened itself.
+    /// Returns the opened object itself.
     pub fn root(&self) -> Rc<OwnedFd> {
         Rc::clone(&self.root)
     }
 
-    /// The directory at a path.
+    /// Opens the directory at a path.
     pub fn directory(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Failure> {
         if path.is_empty() {
             return Ok(self.root());
@@ -53,7 +53,7 @@ impl Tree {
         Ok(directory)
     }
 
-    /// The directory that something is in, and its name there.
+    /// Returns the directory of an entry, and its name there.
     pub fn spot<'p>(&mut self, path: &'p [u8]) -> Result<Spot<'p>, Failure> {
         let (directory, name) = match path.iter().rposition(|byte| *byte == b'/') {
             Some(at) => (&path[..at], &path[at + 1..]),
@@ -65,7 +65,8 @@ impl Tree {
         Ok(Spot { directory: self.directory(directory)?, name })
     }
 
-    /// What is at a path: what was opened itself, or what is below it; a link itself.
+    /// Opens what is at a path: the opened object itself, or something below it. A symbolic link is opened
+    /// itself.
     pub fn find(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Failure> {
         if path.is_empty() {
             return Ok(self.root());

@@ -1,4 +1,4 @@
-//! Writes what is copied.
+//! Writing end of a copy.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,35 +22,35 @@ use crate::wire::proto::v1::{
     MakeDirectory, MakeSymlink, OpenFiles, ToWriter,
 };
 
-/// After how many bytes it is told how far it has come.
+/// Bytes between two reports of the progress.
 const TOLD: u64 = 4 << 20;
-/// Larger files have a record on the disk before they are begun.
+/// Size above which the record of a file is on the disk before the file is begun.
 const LARGE: u64 = 1 << 20;
 
-/// Writes for somebody.
+/// Writing end of a copy.
 pub struct Writer<G> {
-    /// Says what may be written.
+    /// Decides what may be written.
     pub guard: G,
-    /// Where paths begin that are relative.
+    /// Directory that relative paths start from.
     pub base: PathBuf,
-    /// What is known of copies that were interrupted.
+    /// Records of interrupted copies.
     pub records: Records,
-    /// What was done is told there.
+    /// Channel for the results.
     pub answers: mpsc::Sender<FromWriter>,
 }
 
-/// What was opened.
+/// Object that was opened.
 struct Opened {
     tree: Tree,
     id: String,
-    /// What was named, if it is in what was opened.
+    /// Name of the copied object, if it is an entry of the opened directory.
     last: Vec<u8>,
     record: Record,
     file: Open,
 }
 
 impl<G: Guard> Writer<G> {
-    /// Does what is asked for, until nothing is any more. Blocks.
+    /// Carries out requests until the channel is closed. Blocks.
     pub fn run(&self, mut requests: mpsc::Receiver<ToWriter>) {
         let mut opened = None;
         while let Some(request) = requests.blocking_recv() {
@@ -66,7 +66,7 @@ impl<G: Guard> Writer<G> {
                 Err(Unmet::Gone) => break,
             }
         }
-        // What nothing was written to is not gone on with.
+        // A file that has received nothing is not worth continuing.
         if let Some(Opened { file: Open::Writing(writing), .. }) = opened
             && writing.at == 0
         {
@@ -124,7 +124,7 @@ impl<G: Guard> Writer<G> {
         }
         let path = tree::named(&self.base, &open.path)?;
         let (record, was_interrupted) = self.records.of(&open.id);
-        // What an interrupted copy has made is not what this one is to be copied into.
+        // A directory that the interrupted copy has created is the target itself, and not a directory to copy into.
         let is_entry = open.is_entry || record.has_made_directory();
         let mut answer =
             FilesOpened { was_interrupted, boot_id: super::reader::boot_id(), ..FilesOpened::default() };
@@ -252,7 +252,7 @@ impl<G: Guard> Writer<G> {
         }
         let failed = |error| Unmet::from(Failure::io("make the symbolic link", path)(error));
         let (directory, beside) = (&*spot.directory, aside::name(spot.name, &opened.id));
-        // One that is left has no content that could be gone on with.
+        // A leftover link has no content that could be continued.
         let left = beneath::look(directory, &beside).map_err(failed)?;
         if left.is_some_and(|left| left.kind == Kind::Symlink) {
             beneath::remove(directory, &beside).map_err(failed)?;
@@ -341,7 +341,7 @@ impl<G: Guard> Writer<G> {
     ) -> Result<(), Unmet> {
         let done = opened.file.with(work);
         if done.is_err() {
-            // A disk that is full is not kept full by what cannot be completed.
+            // A full disk must not stay full because of a file that cannot be completed.
             opened.file.drop_failed();
         } else if let Open::Writing(writing) = &mut opened.file
             && writing.at - writing.told >= TOLD
@@ -372,7 +372,7 @@ impl<G: Guard> Writer<G> {
             writing.aside.remove();
             return Err(failure.into());
         }
-        // It may have taken long.
+        // Writing the content may have taken long.
         self.guard.wait();
         let Writing { aside, name, before, keep, digest, .. } = writing;
         if let Err(words) = self.guard.may(aside.directory(), Some(&name), true) {
@@ -396,7 +396,7 @@ impl<G: Guard> Writer<G> {
     }
 }
 
-/// Removes a file beside that did not get its final name.
+/// Removes a temporary file that did not get its final name.
 fn remove_own(directory: &OwnedFd, beside: &std::ffi::OsStr) {
     if beneath::look(directory, beside).is_ok_and(|found| found.is_some_and(|it| it.kind == Kind::Regular)) {
         drop(beneath::remove(directory, beside));
@@ -404,7 +404,7 @@ fn remove_own(directory: &OwnedFd, beside: &std::ffi::OsStr) {
 }
 
 impl Opened {
-    /// What was begun is not wanted any more.
+    /// Removes the file that was begun.
     fn drop_file(&mut self) {
         self.file.drop_failed();
         self.file = Open::None;

@@ -1,4 +1,4 @@
-//! A file that is being written beside its final name.
+//! File that is being written beside its final name.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -11,25 +11,25 @@ use crate::sys::beneath::{self, Facts, Kind};
 use crate::sys::extended_attributes;
 use crate::wire::proto::v1::{FileAttribute, FileData, FileHole, FinishFile};
 
-/// The file that was begun.
+/// State of the file that was begun.
 pub enum Open {
     None,
-    /// What comes for it is of no use: that was said.
+    /// Writing failed, which was reported; further content is ignored.
     Failed,
     Writing(Box<Writing>),
 }
 
-/// A file that is being written.
+/// File that is being written.
 pub struct Writing {
-    /// Where it goes until it is complete.
+    /// Temporary file that receives the content until it is complete.
     pub aside: Aside,
-    /// For messages.
+    /// Path for messages.
     pub path: Vec<u8>,
     pub name: Vec<u8>,
-    /// What is replaced by it.
+    /// File that will be replaced.
     pub before: Option<Facts>,
     pub keep: bool,
-    /// So many bytes of it were written, and so many were told.
+    /// Bytes written so far, and bytes reported so far.
     pub at: u64,
     pub told: u64,
     pub digest: Digest,
@@ -44,17 +44,17 @@ pub fn set_attributes(file: &std::fs::File, attributes: &[FileAttribute]) -> io:
 }
 
 impl Open {
-    /// Does something with what is written.
+    /// Runs `work` with the file that is being written.
     pub fn with(&mut self, work: impl FnOnce(&mut Writing) -> Result<(), Unmet>) -> Result<(), Unmet> {
         match self {
             Self::Writing(writing) => work(writing),
-            // That was said.
+            // The failure was reported already.
             Self::Failed => Ok(()),
             Self::None => Err(Failure::last("no file was begun").into()),
         }
     }
 
-    /// What comes is of no use any more.
+    /// Removes the file; further content for it is ignored.
     pub fn drop_failed(&mut self) {
         if let Self::Writing(writing) = std::mem::replace(self, Self::Failed) {
             writing.aside.remove();
@@ -85,14 +85,14 @@ impl Writing {
         let Some(end) = end.filter(|_| hole.offset == self.at) else {
             return Err(Failure::last("the content has a gap").into());
         };
-        // So large it is, and a copy that goes on later knows it.
+        // The file gets its size now, so that a later continuation of the copy sees it.
         self.aside.file().set_len(end).map_err(Failure::io("write", &self.path))?;
         self.digest.zeros(hole.length);
         self.at = end;
         Ok(())
     }
 
-    /// Gives the file all that it is to have but its name, and writes it to the disk.
+    /// Sets all properties of the file except its name, and writes it to the disk.
     pub fn complete(&self, finish: &FinishFile) -> Result<(), Failure> {
         let file = self.aside.file();
         let set = |error| Failure::io("set what is to be kept of", &self.path)(error);
@@ -103,7 +103,7 @@ impl Writing {
         if let Some((user, group)) = owner.filter(|owner| *owner != (own.user, own.group)) {
             beneath::set_owner(file, user, group).map_err(set)?;
         }
-        // Bits that give somebody's rights away are set only where they are asked for.
+        // Mode bits that give away the owner's rights (set-user-ID and the like) are set only on request.
         let new = if finish.new_mode == 0 { 0o644 } else { finish.new_mode & 0o777 };
         let mode = finish.mode.unwrap_or_else(|| before.map_or(new, |before| before.mode & 0o777));
         beneath::set_mode(file, mode & 0o7777).map_err(set)?;

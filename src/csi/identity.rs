@@ -1,4 +1,4 @@
-//! `csi.v1.Identity`: which driver this is, what it can do, and whether it is ready.
+//! `csi.v1.Identity`: the name of the driver, its capabilities, and whether it is ready.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use crate::wire::proto::csi;
 use crate::wire::proto::csi::identity_server::{Identity, IdentityServer};
 use crate::wire::proto::csi::plugin_capability::{Service as ServiceCapability, Type, VolumeExpansion};
 
-/// Bytes of one request, which has no fields.
+/// Limit of the bytes of one request, which has no fields.
 const MAX_REQUEST: usize = 4096;
 
-/// Says whether the services beside this one can do their work.
+/// Function that returns whether the services on the same socket can work.
 pub type Ready = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// The service.
+/// Identity service, which is the same on every socket.
 #[derive(Clone)]
 pub struct Service {
     driver: Arc<str>,
-    /// Volumes are not within reach of every node.
+    /// True if volumes are not accessible from every node.
     topology: bool,
     ready: Ready,
 }
@@ -31,12 +31,12 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// The service of the driver of this name.
+    /// Creates the service for the driver of this name.
     pub fn new(driver: &str, topology: bool, ready: Ready) -> Self {
         Self { driver: driver.into(), topology, ready }
     }
 
-    /// The service as HTTP/2 serves it.
+    /// Returns the service in the form that HTTP/2 serves.
     pub fn into_server(self) -> IdentityServer<Self> {
         IdentityServer::new(self).max_decoding_message_size(MAX_REQUEST)
     }

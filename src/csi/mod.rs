@@ -7,8 +7,9 @@
 //! sidecars ─▶ plugins/<driver>/controller/csi.sock ─▶ identity
 //!                                                  └▶ relay ─▶ the host half
 //! ```
-//! [`sockets`] sees to it that the sockets are there whatever becomes of their folders; that of the registration only
-//! while it is [known](Identity) who this guest is. `status` has every answer that is none.
+//! [`sockets`] keeps the sockets in place, whatever happens to their directories. The socket of the
+//! registration exists only while the [identity](Identity) of this guest is known. `status` maps errors to
+//! the codes of CSI.
 
 pub mod identity;
 mod node;
@@ -21,34 +22,34 @@ use std::path::PathBuf;
 
 use tokio::time::Instant;
 
-/// Who this guest is to the cluster that it is a node of: the host half's word.
+/// Identity of this guest in the cluster that it is a node of, as reported by the host half.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// What lasts as long as the virtual machine does.
+    /// Identifier that stays the same for the lifetime of the virtual machine.
     pub node_id: String,
-    /// Its name on the host.
+    /// Name of the virtual machine on the host.
     pub vm_name: String,
-    /// Volumes that it may have at a time; 0 if that is not known.
+    /// Volumes that it may have at a time; 0 if unknown.
     pub max_volumes: u32,
-    /// Where it is, by the keys that can be asked for.
+    /// Topology of the guest, by the keys that may be requested.
     pub topology: BTreeMap<String, String>,
 }
 
-/// What the settings say.
+/// Settings of the driver.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The driver's name.
+    /// Name of the driver.
     pub driver: String,
-    /// kubelet's folder.
+    /// Root directory of kubelet's state.
     pub kubelet_root: PathBuf,
-    /// The folder is made if it is not there; else it is waited for.
+    /// True if the root directory is created when it is missing; otherwise its creation is awaited.
     pub make_root: bool,
-    /// The socket of the Identity and Node services.
+    /// Socket of the Identity and Node services.
     pub node_socket: PathBuf,
-    /// The socket of the Identity and Controller services, if there is to be one.
+    /// Socket of the Identity and Controller services, if it is used.
     pub controller_socket: Option<PathBuf>,
-    /// Keys of the topology that kubelet is told.
+    /// Keys of the topology that are reported to kubelet.
     pub topology: Vec<String>,
-    /// Until when sidecars may be at work that know something else of the topology than what is set.
+    /// Time until which sidecars may still be running that use a different topology setting.
     pub stale_until: Option<Instant>,
 }

@@ -1,4 +1,4 @@
-//! `pluginregistration.Registration`: tells kubelet which driver there is, and where.
+//! `pluginregistration.Registration`: tells kubelet the name of the driver, and its socket.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use tonic::{Request, Response, Status};
 use crate::wire::proto::registration as proto;
 use crate::wire::proto::registration::registration_server::{Registration, RegistrationServer};
 
-/// The versions of CSI, as kubelet asks for them: a whole one.
+/// Version of CSI in the complete form that kubelet requires.
 const VERSIONS: [&str; 1] = ["1.0.0"];
-/// Bytes of one request: an error of kubelet's at most.
+/// Limit of the bytes of one request, which contains an error of kubelet at most.
 const MAX_REQUEST: usize = 64 * 1024;
-/// Characters of kubelet's words that are logged.
+/// Limit of the characters of kubelet's message that are logged.
 const LONGEST: usize = 500;
 
-/// The service.
+/// Registration service.
 #[derive(Debug, Clone)]
 pub struct Service {
     driver: Arc<str>,
@@ -23,12 +23,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service that names the driver `driver` at the socket `endpoint`.
+    /// Creates a service that registers the driver `driver` with the socket `endpoint`.
     pub fn new(driver: &str, endpoint: &Path) -> Self {
         Self { driver: driver.into(), endpoint: endpoint.into() }
     }
 
-    /// The service as HTTP/2 serves it.
+    /// Returns the service in the form that HTTP/2 serves.
     pub fn into_server(self) -> RegistrationServer<Self> {
         RegistrationServer::new(self).max_decoding_message_size(MAX_REQUEST)
     }

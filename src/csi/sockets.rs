@@ -1,15 +1,16 @@
-//! The sockets on which kubelet and the sidecars find the driver, for as long as kubelet's folder is there.
+//! Sockets on which kubelet and the sidecars find the driver, for as long as kubelet's directory exists.
 //!
 //! ```text
-//!  waits for kubelet's folder ──it appears──▶ puts up what is missing ──▶ rests, serving
-//!       ▲                                         ▲                        │
-//!       │                                         ├── a socket is gone ────┤ its folder was wiped, or something
-//!       │                                         │                        │ is mounted over it
-//!       │                                         ├── who this is changes ─┤ kubelet has to ask again
-//!       └── the folder is gone ───────────────────┴── after a failure: with every change, and every 30 s
+//!  waits for kubelet's directory ──it appears──▶ puts up what is missing ──▶ rests, serving
+//!       ▲                                            ▲                        │
+//!       │                                            ├── a socket vanished ───┤ its directory was wiped, or something
+//!       │                                            │                        │ is mounted over it
+//!       │                                            ├── the identity changes ┤ kubelet has to ask again
+//!       └── the directory vanished ──────────────────┴── after a failure: with every change, and every 30 s
 //! ```
-//! Everything is watched before it is looked at, so that no change falls between. What is in kubelet's folder may be on a file
-//! system that hangs: nothing of it is asked on the event loop, and what is served already is served on.
+//! Every watch is set up before the state is examined, so that no change is missed in between. kubelet's
+//! directory may be on a file system that hangs: no access to it is made on the event loop, and open
+//! connections continue to be served.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -33,42 +34,42 @@ use crate::transport::relay::{Relay, Way};
 use crate::transport::{Both, clients, http2, unix};
 use crate::wire::proto::csi::controller_server::SERVICE_NAME as CONTROLLER;
 
-/// Who wipes a folder does it in many steps.
+/// A directory is usually wiped in many steps.
 const QUIET: Duration = Duration::from_millis(50);
-/// When something that could not be put up is tried again, if nothing changes before.
+/// Pause before another attempt at what failed, if nothing changes earlier.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// How long kubelet's file system may take to answer.
+/// Timeout for an operation on kubelet's file system.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why the sockets are not there.
+/// Reasons why the sockets are not available.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    /// What they are on does not answer; it is waited for.
+    /// The file system of the sockets does not answer; the next attempt waits for it.
     #[error("the file system of {} does not answer", .0.display())]
     Silent(PathBuf),
-    /// kubelet's folder is gone.
+    /// kubelet's directory does not exist.
     #[error("{} is gone", .0.display())]
     NoRoot(PathBuf),
-    /// A folder of a socket cannot be made.
+    /// The directory of a socket cannot be created.
     #[error("cannot make the directory {}", .0.display())]
     Folder(PathBuf, #[source] io::Error),
-    /// A link leads to somewhere else.
+    /// A symbolic link leads out of kubelet's directory.
     #[error("{} is a symbolic link to {}, outside kubelet's directory; remove the link", .0.display(), .1.display())]
     Outside(PathBuf, PathBuf),
-    /// The folder where kubelet looks for drivers is a link.
+    /// The directory where kubelet looks for drivers is a symbolic link.
     #[error("{} is a symbolic link, and kubelet finds no driver behind it when it starts; make it a directory", .0.display())]
     Link(PathBuf),
-    /// A socket cannot be listened on.
+    /// Listening on a socket failed.
     #[error(transparent)]
     Socket(#[from] unix::Error),
 }
 
-/// Serves kubelet until `shutdown`, and the sidecars, whose calls go that `way`. What kubelet has asked for by then is
-/// done before this ends.
+/// Serves kubelet until `shutdown`, and the sidecars, whose calls are relayed by `way`. Operations that
+/// kubelet has requested by then are completed before this returns.
 ///
 /// # Errors
-/// If folders cannot be watched.
+/// Fails if directories cannot be watched.
 pub async fn run(
     guest: Guest,
     settings: Settings,
@@ -81,7 +82,7 @@ pub async fn run(
     let about =
         |ready| identity::Service::new(&settings.driver, !settings.topology.is_empty(), ready).into_server();
     let (is_known, is_there, stale_until) = (known.clone(), Arc::clone(&way), settings.stale_until);
-    // What is not ready is what the liveness probe of the sidecars goes by.
+    // The liveness probe of the sidecars depends on this readiness.
     let is_current = move || stale_until.is_none_or(|until| Instant::now() >= until);
     let services = Services {
         node: Both(about(Arc::new(move || is_known.borrow().is_some())), node.clone().into_server()),
@@ -108,17 +109,17 @@ pub async fn run(
     }
 }
 
-/// What listens.
+/// Listening sockets.
 #[derive(Default)]
 struct Listeners {
     node: Option<Socket>,
     controller: Option<Socket>,
     registration: Option<Socket>,
-    /// Whom the registration is about.
+    /// Identity that the registration was made for.
     about: Option<Identity>,
 }
 
-/// What is served on each.
+/// Services of the three sockets.
 struct Services<N, C, R> {
     node: N,
     controller: C,
@@ -132,7 +133,8 @@ struct Desk<N, C, R> {
     services: Services<N, C, R>,
     clients: Scope,
     ending: CancellationToken,
-    /// Of what may wait for kubelet's file system one thing is done at a time: no more threads hang there than one.
+    /// Permits one operation at a time that may block on kubelet's file system, so that at most one thread hangs
+    /// there.
     turn: Arc<Semaphore>,
 }
 
@@ -170,7 +172,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
                 () = changed(&mut known) => continue,
                 () = tokio::time::sleep(RETRY), if put_up.is_err() => continue,
             }
-            // Nobody is accepted for that long.
+            // The sockets may be wiped in many steps. No client is accepted during this pause.
             tokio::time::sleep(QUIET).await;
             if self.are_there(&listeners).await.is_ok_and(|there| !there) {
                 tracing::info!("the sockets for kubelet are gone; creating them again");
@@ -178,7 +180,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         }
     }
 
-    /// Makes what is missing, and watches it.
+    /// Creates missing directories, and watches them.
     async fn prepare(
         &self,
         listeners: &mut Listeners,
@@ -201,7 +203,8 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         Ok((Some(news), put_up.unwrap_or_else(|_| Err(vec![self.silent()]))))
     }
 
-    /// Completes when one of them cannot be found any more, or, if not `all` could be put up, when anything has changed.
+    /// Completes when one of the sockets can no longer be found or, if not `all` were put up, when anything has
+    /// changed.
     async fn lost(&self, listeners: &Listeners, mut news: Option<News>, all: bool) -> io::Result<()> {
         loop {
             let something = async {
@@ -215,18 +218,19 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
                 changed = self.mounts.changed() => changed?,
             }
             tokio::time::sleep(QUIET).await;
-            // What does not answer may be there.
+            // A file system that does not answer may still have the sockets.
             if !all || self.are_there(listeners).await.is_ok_and(|there| !there) {
                 return Ok(());
             }
         }
     }
 
-    /// Does what may wait for kubelet's file system, beside the event loop, and after whatever still waits for it.
+    /// Runs an operation that may block on kubelet's file system off the event loop, after any other such
+    /// operation has ended.
     async fn beside<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
         let turn = Arc::clone(&self.turn);
         let done = tokio::time::timeout(PATIENCE, async move {
-            // Never closed.
+            // The semaphore is never closed.
             let turn = turn.acquire_owned().await;
             blocking::run(move || {
                 let done = work();
@@ -242,7 +246,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         Error::Silent(self.settings.kubelet_root.clone())
     }
 
-    /// Completes when there is kubelet's folder, or when that cannot be found out in time.
+    /// Completes when kubelet's directory exists, or when that cannot be determined in time.
     async fn appears(&self) -> io::Result<Result<(), Error>> {
         loop {
             let root = self.settings.kubelet_root.clone();
@@ -254,7 +258,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         }
     }
 
-    /// Whether each can be found at its place.
+    /// Returns whether every socket can be found at its path.
     async fn are_there(&self, listeners: &Listeners) -> Result<bool, Error> {
         let Listeners { node, controller, registration, .. } = listeners;
         let all = [node, controller, registration].into_iter().flatten();
@@ -262,7 +266,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         self.beside(move || all.iter().all(|listener| listener.is_there())).await
     }
 
-    /// Takes down a socket that cannot be found at its place, or that is not `wanted` any more.
+    /// Closes a socket that cannot be found at its path, or is no longer `wanted`.
     async fn check(&self, socket: &mut Option<Socket>, wanted: bool) -> Result<(), Error> {
         let Some(listener) = socket.as_ref().and_then(Socket::listener) else { return Ok(()) };
         if !self.beside(move || wanted && listener.is_there()).await? {
@@ -279,7 +283,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         Ok(Socket(Some(Arc::new(listener))))
     }
 
-    /// Where the sockets are to be.
+    /// Returns the paths of all configured sockets.
     fn sockets(&self) -> impl Iterator<Item = &Path> {
         let Settings { node_socket, controller_socket, .. } = &self.settings;
         [Some(node_socket), Some(&self.registration), controller_socket.as_ref()]
@@ -288,14 +292,14 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
             .map(PathBuf::as_path)
     }
 
-    /// The folders that are watched, but for those above them: kubelet's, then those of the sockets.
+    /// Returns the directories that are watched, apart from their parents: kubelet's, then those of the sockets.
     fn folders(&self) -> Vec<PathBuf> {
         let mut folders = vec![self.settings.kubelet_root.clone()];
         folders.extend(self.sockets().map(|socket| above(socket).to_owned()));
         folders
     }
 
-    /// Makes the folder of a socket, if it is not there.
+    /// Creates the directory of a socket if it is missing.
     async fn make_folder(&self, socket: &Path) -> Result<(), Error> {
         let Settings { kubelet_root, make_root, .. } = &self.settings;
         let (root, must_be, folder) = (kubelet_root.clone(), !make_root, above(socket).to_owned());
@@ -310,7 +314,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         made.await?
     }
 
-    /// Has a socket listened on at `path`.
+    /// Ensures that a socket is listening at `path`.
     async fn renew(&self, socket: &mut Option<Socket>, path: &Path) -> Result<(), Error> {
         self.check(socket, true).await?;
         if socket.is_none() {
@@ -320,23 +324,23 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
         Ok(())
     }
 
-    /// Puts up what is missing. What one of them fails for is no reason not to put up the others.
+    /// Puts up the missing sockets. The failure of one does not prevent the others.
     async fn put_up(&self, listeners: &mut Listeners, identity: Option<Identity>) -> Result<(), Vec<Error>> {
         let mut errors = Vec::new();
         errors.extend(self.renew(&mut listeners.node, &self.settings.node_socket).await.err());
         if let Some(path) = &self.settings.controller_socket {
             errors.extend(self.renew(&mut listeners.controller, path).await.err());
         }
-        // kubelet is sent there.
+        // The registration directs kubelet to the node's socket.
         if listeners.node.is_some() {
             errors.extend(self.register(listeners, identity).await.err());
         }
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// Has kubelet told of the driver, and again if this is somebody else by now.
+    /// Offers the driver to kubelet, and again if the identity of the guest has changed.
     async fn register(&self, listeners: &mut Listeners, identity: Option<Identity>) -> Result<(), Error> {
-        // kubelet asks who this is when the socket appears, and never again.
+        // kubelet asks for the identity when the socket appears, and never again.
         let same = listeners.about == identity;
         self.check(&mut listeners.registration, same).await?;
         listeners.about.clone_from(&identity);
@@ -369,7 +373,7 @@ impl<N: http2::Service, C: http2::Service, R: http2::Service> Desk<N, C, R> {
     }
 }
 
-/// A socket that is listened on. Its file is removed beside the event loop.
+/// Listening socket. Its file is removed off the event loop, because that may block.
 struct Socket(Option<Arc<unix::Listener>>);
 
 impl Socket {
@@ -377,7 +381,7 @@ impl Socket {
         self.0.clone()
     }
 
-    /// Listens no more. Blocks.
+    /// Closes the socket. Blocks.
     fn close(mut self) {
         self.0 = None;
     }
@@ -391,7 +395,7 @@ impl Drop for Socket {
     }
 }
 
-/// What happens in the folders of the sockets.
+/// Watches of the directories of the sockets.
 struct News(Vec<FolderNews>);
 
 impl News {
@@ -404,24 +408,25 @@ impl News {
     }
 }
 
-/// Completes when something else is known.
+/// Completes when the identity has changed.
 async fn changed(known: &mut watch::Receiver<Option<Identity>>) {
     if known.changed().await.is_err() {
-        // Nobody will say any more.
+        // The sender has ended; there will be no further change.
         std::future::pending::<()>().await;
     }
 }
 
-/// The folder of a file.
+/// Returns the directory of a file.
 fn above(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-/// Makes a folder, and those above it. If it is named as one below `root`, no link may lead out of that. Blocks.
+/// Creates a directory and its parents. If its path is below `root`, no symbolic link may lead out of `root`.
+/// Blocks.
 fn make_below(root: &Path, folder: &Path) -> Result<(), Error> {
     let refused = |error| Error::Folder(folder.to_owned(), error);
     let there = folder.ancestors().find(|above| above.symlink_metadata().is_ok());
-    // Before anything is made there.
+    // This is checked before anything is created there.
     if let Some(there) = there.filter(|there| there.starts_with(root)) {
         let (real, root) = (there.canonicalize().map_err(refused)?, root.canonicalize().map_err(refused)?);
         if !real.starts_with(root) {
@@ -431,12 +436,13 @@ fn make_below(root: &Path, folder: &Path) -> Result<(), Error> {
     std::fs::DirBuilder::new().recursive(true).mode(0o750).create(folder).map_err(refused)
 }
 
-/// What tells when the uppermost of a folder and those above it that is not there comes; nothing if all are. Blocks.
+/// Watches for the uppermost missing directory among a directory and its parents; `None` if all exist.
+/// Blocks.
 fn missing(folder: &Path) -> Option<FolderNews> {
     loop {
         let missing = folder.ancestors().take_while(|above| !above.is_dir()).last()?;
         let news = FolderNews::begin(missing);
-        // It may have come before it was watched.
+        // It may have been created before the watch.
         if !missing.is_dir() {
             return Some(news);
         }

@@ -1,4 +1,4 @@
-//! Every answer that is none, with the code that CSI has for it.
+//! Mapping of errors to the status codes of CSI.
 
 use tonic::{Code, Status};
 
@@ -6,12 +6,12 @@ use crate::guest::pod_volumes::Error;
 use crate::guest::volumes;
 use crate::sys::error_chain;
 
-/// A field that has to be there is not.
+/// Returns the status for a required field that is missing.
 pub fn missing(field: &'static str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))
 }
 
-/// What an error of a volume is called.
+/// Returns the status for an error of a volume.
 pub fn of(error: &Error) -> Status {
     let code = match error {
         Error::Busy { .. } => Code::Aborted,
@@ -41,7 +41,7 @@ fn of_disk(error: &volumes::Error) -> Code {
     match error {
         E::Busy { .. } | E::Locked { .. } => Code::Aborted,
         E::Silent { .. } => Code::DeadlineExceeded,
-        // It is looked for anew when this is asked for again.
+        // The next call looks it up again.
         E::Another { .. } => Code::Unavailable,
         E::Otherwise { .. } => Code::AlreadyExists,
         E::Wrong { .. } | E::NotText { .. } => Code::InvalidArgument,

@@ -1,5 +1,5 @@
-//! `guestctl audit`: who did what, from the file that guestlet-host writes, and beside it what a guest has recorded of the same
-//! calls.
+//! `guestctl audit`: shows who did what, from the file that guestlet-host writes, together with a guest's
+//! records of the same calls.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,21 +16,21 @@ use super::{Error, words};
 use crate::text;
 use crate::wire::proto::v1::GetHostStatusRequest;
 
-/// Bytes of a record; what is longer is none. Those of a guest come from the guest.
+/// Longest record in bytes; longer lines count as damaged. Records of a guest are written by the guest.
 const LONGEST: u64 = 64 * 1024;
 
-/// Which records are shown.
+/// Selection of the records to show.
 #[derive(Debug, Clone)]
 pub struct Query {
-    /// Of so long ago at most.
+    /// Maximum age of a record.
     pub since: Option<Duration>,
-    /// Of this VM.
+    /// VM that the records are about.
     pub vm: Option<String>,
-    /// A file of a guest's records.
+    /// File with a guest's records.
     pub guest_file: Option<PathBuf>,
 }
 
-/// A record as it is read. Those of guests may lack what only a host knows, and the other way round.
+/// Record as it is read. Those of guests may lack fields that only a host knows, and the other way round.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
@@ -47,15 +47,15 @@ pub struct Record {
     result: String,
     #[serde(alias = "duration_us")]
     duration_usec: u64,
-    /// So many of the caller's were left out.
+    /// Number of records of this caller that were left out.
     #[serde(alias = "more_denied_before")]
     more: u64,
-    /// So many could not be written.
+    /// Number of records that could not be written.
     #[serde(alias = "lost_before")]
     lost: u64,
 }
 
-/// One call, as each side has recorded it. Keys are part of the interface: add, never change.
+/// Call with the records of each side. Keys are part of the interface: add, never change.
 #[derive(Debug, Serialize, Deserialize)]
 struct Call {
     id: String,
@@ -63,18 +63,19 @@ struct Call {
     guest: Vec<Record>,
 }
 
-/// What a file has.
+/// Content of a file.
 #[derive(Debug, Default)]
 struct Records {
     records: Vec<Dated>,
-    /// Lines that are none.
+    /// Number of lines that are not valid records.
     damaged: u64,
 }
 
-/// Shows the records that are asked for.
+/// Shows the selected records.
 ///
 /// # Errors
-/// If there is no file of them, one cannot be read, the daemon does not answer, or standard output cannot be written.
+/// Fails if the file of records does not exist or cannot be read, the daemon does not answer, or standard
+/// output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, query: Query) -> Result<(), Error> {
     let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
     if status.audit_file.is_empty() {
@@ -84,13 +85,14 @@ pub async fn run(mut client: Client, printer: &mut Printer, query: Query) -> Res
     show(printer, &query, host)
 }
 
-/// A record, and when it is of.
+/// Record with its time.
 pub type Dated = (Timestamp, Record);
 
-/// The records of a host half among the calls that its guestctl has written as JSON; they are said to be of `node`.
+/// Extracts the host half's records from the calls that its guestctl has written as JSON, and assigns them to
+/// `node`.
 ///
 /// # Errors
-/// If that is something else.
+/// Fails if the JSON is something else.
 pub fn read_calls(json: &[u8], node: &str) -> Result<Vec<Dated>, serde_json::Error> {
     let calls: Vec<Call> = serde_json::from_slice(json)?;
     let records = calls.into_iter().filter_map(|call| call.host);
@@ -101,10 +103,10 @@ pub fn read_calls(json: &[u8], node: &str) -> Result<Vec<Dated>, serde_json::Err
     Ok(dated.collect())
 }
 
-/// Writes those of the records that are asked for, with what a guest has recorded of the same calls.
+/// Writes the selected records, with a guest's records of the same calls.
 ///
 /// # Errors
-/// If the file of the guest's cannot be read, or standard output cannot be written.
+/// Fails if the guest's file cannot be read, or standard output cannot be written.
 pub fn show(printer: &mut Printer, query: &Query, host: Vec<Dated>) -> Result<(), Error> {
     let guest = query.guest_file.as_ref().map(|file| load(file, printer)).transpose()?;
     let has_guest = guest.is_some();
@@ -122,7 +124,7 @@ fn load(path: &Path, printer: &mut Printer) -> Result<Vec<Dated>, Error> {
     Ok(records)
 }
 
-/// Reads one record from each line. None takes more than its bound, whatever is in the file.
+/// Reads one record from each line. The length of a line is bounded, whatever the file contains.
 fn read(mut lines: impl BufRead) -> io::Result<Records> {
     let mut found = Records::default();
     let mut line = Vec::new();
@@ -147,7 +149,7 @@ fn read(mut lines: impl BufRead) -> io::Result<Records> {
     }
 }
 
-/// Leaves out what is left of a line.
+/// Skips the rest of a line.
 fn skip_line(lines: &mut impl BufRead) -> io::Result<()> {
     loop {
         let there = lines.fill_buf()?;
@@ -162,14 +164,15 @@ fn skip_line(lines: &mut impl BufRead) -> io::Result<()> {
     }
 }
 
-/// The calls that are asked for, in the order of their times, with the records of both sides.
+/// Selects calls, and joins the records of both sides. The calls are sorted by time.
 fn join(host: Vec<Dated>, guest: Vec<Dated>, query: &Query, now: SystemTime) -> Vec<Call> {
     let begin = query.since.and_then(|since| now.checked_sub(since)).map(Timestamp::from);
     let is_late = |time: &Timestamp| {
         begin.as_ref().is_none_or(|begin| (time.seconds, time.nanos) >= (begin.seconds, begin.nanos))
     };
     let mut calls: Vec<(Timestamp, Call)> = Vec::new();
-    // Where a call is, also one that is not asked for: then nor are its guest's records.
+    // Index of each call. Calls that were not selected are noted as well, because the guest's records of them
+    // are left out, too.
     let mut places = BTreeMap::new();
     for (time, record) in host {
         let wanted = is_late(&time) && query.vm.as_ref().is_none_or(|vm| *vm == record.vm);
@@ -234,7 +237,7 @@ fn rows(calls: &[Call], has_guest: bool) -> String {
     text::table(&rows)
 }
 
-/// What came of it.
+/// Returns the outcome of a call for people.
 fn outcome(record: &Record) -> String {
     let mut parts = Vec::new();
     if !record.decision.is_empty() {
@@ -251,7 +254,7 @@ fn outcome(record: &Record) -> String {
     text::or_dash(&parts.join(", "))
 }
 
-/// Nothing of it moves the cursor.
+/// Returns a text without characters that could move the cursor.
 fn printable(text: &str) -> String {
     text.chars().map(|one| if one.is_control() { '\u{fffd}' } else { one }).collect()
 }

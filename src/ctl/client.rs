@@ -1,4 +1,4 @@
-//! The connection to `guestlet-host`.
+//! Connection to `guestlet-host`.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,80 +26,80 @@ use crate::wire::proto::v1::power_client::PowerClient;
 use crate::wire::proto::v1::qga_client::QgaClient;
 use crate::wire::proto::v1::{ListVirtualMachinesRequest, VirtualMachine};
 
-/// Calls the daemon.
+/// Client of the daemon.
 pub type Client = AdminClient<http2::Client>;
 
-/// A connection with the daemon; clones share it.
+/// Connection to the daemon; clones share it.
 #[derive(Debug, Clone)]
 pub struct Daemon(http2::Client);
 
 impl Daemon {
-    /// For calls of `guestlet.v1.Admin`.
+    /// Returns a client for `guestlet.v1.Admin`.
     pub fn admin(&self) -> Client {
         AdminClient::with_origin(self.0.clone(), origin()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    /// For freezes.
+    /// Returns a client for freezes.
     pub fn freeze(&self) -> FreezeClient<http2::Client> {
         FreezeClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For file systems.
+    /// Returns a client for file systems.
     pub fn file_systems(&self) -> FileSystemsClient<http2::Client> {
         FileSystemsClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For users, passwords and keys.
+    /// Returns a client for users, passwords and keys.
     pub fn accounts(&self) -> AccountsClient<http2::Client> {
         AccountsClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For clock, processors and memory.
+    /// Returns a client for clock, processors and memory.
     pub fn machine(&self) -> MachineClient<http2::Client> {
         MachineClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For interfaces and routes.
+    /// Returns a client for interfaces and routes.
     pub fn network(&self) -> NetworkClient<http2::Client> {
         NetworkClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For journals.
+    /// Returns a client for journals.
     pub fn journal(&self) -> JournalClient<http2::Client> {
         JournalClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For what guests measure.
+    /// Returns a client for the measurements of guests.
     pub fn metrics(&self) -> MetricsClient<http2::Client> {
         MetricsClient::with_origin(self.0.clone(), origin())
     }
 
-    /// To shut down, restart and suspend.
+    /// Returns a client for shutdown, restart and suspension.
     pub fn power(&self) -> PowerClient<http2::Client> {
         PowerClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For programs.
+    /// Returns a client for programs.
     pub fn exec(&self) -> ExecClient<http2::Client> {
         ExecClient::with_origin(self.0.clone(), origin()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    /// For files that are copied.
+    /// Returns a client for copies of files.
     pub fn files(&self) -> FilesClient<http2::Client> {
         FilesClient::with_origin(self.0.clone(), origin()).max_decoding_message_size(MAX_MESSAGE)
     }
 
-    /// For connections with what listens in guests.
+    /// Returns a client for connections to servers in guests.
     pub fn forward(&self) -> ForwardClient<http2::Client> {
         ForwardClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For consoles.
+    /// Returns a client for consoles.
     pub fn console(&self) -> ConsoleClient<http2::Client> {
         ConsoleClient::with_origin(self.0.clone(), origin())
     }
 
-    /// For commands of QGA.
+    /// Returns a client for QGA commands.
     pub fn qga(&self) -> QgaClient<http2::Client> {
         QgaClient::with_origin(self.0.clone(), origin())
     }
@@ -109,17 +109,17 @@ fn origin() -> http::Uri {
     http::Uri::from_static(http2::ORIGIN)
 }
 
-/// Bytes of one answer: the list of all VMs of a large host.
+/// Limit of the bytes of one answer: the list of all VMs of a large host.
 const MAX_ANSWER: usize = 256 * 1024 * 1024;
-/// How long what was received before the connection's end may take to be read.
+/// Time for reading the data that was received before the connection ended.
 const LEFTOVERS: Duration = Duration::from_secs(1);
-/// How long the daemon may take to answer.
+/// Timeout for the daemon's answer.
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Connects to the daemon and does `work` with it.
+/// Connects to the daemon and runs `work` with it.
 ///
 /// # Errors
-/// If there is no daemon, or `work` fails.
+/// Fails if the daemon is not running, or `work` fails.
 pub async fn with<T>(
     socket: PathBuf,
     work: impl AsyncFnOnce(Daemon) -> Result<T, Error>,
@@ -130,7 +130,7 @@ pub async fn with<T>(
 /// Connects to the daemon.
 ///
 /// # Errors
-/// If there is none, or it may not be asked.
+/// Fails if the daemon is not running, or access to it is denied.
 pub async fn dial(socket: PathBuf) -> Result<UnixStream, Error> {
     UnixStream::connect(&socket).await.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NoSocket(socket),
@@ -140,10 +140,10 @@ pub async fn dial(socket: PathBuf) -> Result<UnixStream, Error> {
     })
 }
 
-/// Does `work` with the daemon at the other end of `stream`.
+/// Runs `work` with the daemon at the other end of `stream`.
 ///
 /// # Errors
-/// If that ends before, or `work` fails.
+/// Fails if the connection ends before, or `work` fails.
 pub async fn over<T>(
     stream: impl Stream,
     work: impl AsyncFnOnce(Daemon) -> Result<T, Error>,
@@ -158,18 +158,18 @@ pub async fn over<T>(
     tokio::time::timeout(LEFTOVERS, work).await.unwrap_or(Err(Error::Closed))
 }
 
-/// All VMs that the daemon knows.
+/// Returns all VMs that the daemon knows.
 ///
 /// # Errors
-/// As [`answer`].
+/// The errors of [`answer`].
 pub async fn vms(client: &mut Client, with_state: bool) -> Result<Vec<VirtualMachine>, Error> {
     list(client, ListVirtualMachinesRequest { with_state, ..Default::default() }).await
 }
 
-/// The same, with what is asked for of each.
+/// Lists VMs, with the details that are requested.
 ///
 /// # Errors
-/// As [`answer`].
+/// The errors of [`answer`].
 pub async fn list(
     client: &mut Client,
     request: ListVirtualMachinesRequest,
@@ -178,10 +178,10 @@ pub async fn list(
     Ok(list.virtual_machines)
 }
 
-/// Waits for the answer to a call, but not for ever.
+/// Waits for the answer to a call, with a timeout.
 ///
 /// # Errors
-/// As the call, or when the daemon does not answer.
+/// Fails as the call does, or if the daemon does not answer in time.
 pub async fn answer<T>(
     call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     name: &str,
@@ -189,10 +189,10 @@ pub async fn answer<T>(
     answer_within(call, name, ANSWER_DEADLINE).await
 }
 
-/// As [`answer`], to a call that may take longer.
+/// Waits for the answer to a call that may take longer than one for [`answer`].
 ///
 /// # Errors
-/// As the call, or when the daemon does not answer.
+/// Fails as the call does, or if the daemon does not answer in time.
 pub async fn answer_within<T>(
     call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     name: &str,

@@ -1,4 +1,4 @@
-//! `guestctl disk`: plugs disks into a running VM.
+//! `guestctl disk`: attaches disks to a running VM.
 
 use crate::text;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,8 @@ use crate::wire::proto::v1::{
     attach_disk_request::Source, guest_view::View,
 };
 
-/// How long the daemon may take beyond what it waits for the guest: it asks QEMU several times.
+/// Timeout for the daemon beyond the time that it waits for the guest, because it sends several commands to
+/// QEMU.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(120);
 
 /// What the guest sees a disk on.
@@ -37,56 +38,56 @@ pub enum Format {
     Qcow2,
 }
 
-/// A disk to attach.
+/// Disk to attach.
 #[derive(Debug, Clone)]
 pub struct New {
-    /// How the guest knows it.
+    /// Serial number by which the guest identifies the disk.
     pub serial: String,
-    /// What is behind it; none: a volume of `size` bytes.
+    /// Backing file; `None` for a new volume of `size` bytes.
     pub file: Option<PathBuf>,
-    /// Bytes of the volume.
+    /// Size of the volume in bytes.
     pub size: u64,
-    /// What the guest sees it on.
+    /// Bus on which the guest sees the disk.
     pub bus: Bus,
-    /// How the file is read, if that is said.
+    /// Format of the file, if it is given.
     pub format: Option<Format>,
-    /// The guest cannot write.
+    /// True if the guest cannot write to it.
     pub read_only: bool,
 }
 
-/// What to do.
+/// Operation on disks.
 #[derive(Debug, Clone)]
 pub enum Action {
     /// List all disks.
     List,
-    /// Attach one.
+    /// Attach a disk.
     Attach(New),
-    /// Detach one.
+    /// Detach a disk.
     Detach {
-        /// Which.
+        /// Serial number of the disk.
         serial: String,
-        /// Seconds that the guest may take.
+        /// Seconds that the guest may take to release it.
         wait: u32,
-        /// Whatever the guest says.
+        /// True to detach it even if the guest does not release it.
         force: bool,
     },
-    /// List the volumes that were made with disks.
+    /// List the volumes that were created with disks.
     Volumes,
-    /// Remove one of them.
+    /// Remove such a volume.
     Remove {
-        /// Which.
+        /// Serial number of the volume's disk.
         serial: String,
     },
-    /// Make one larger.
+    /// Grow a disk.
     Resize {
-        /// Which.
+        /// Serial number of the disk.
         serial: String,
-        /// Bytes.
+        /// New size in bytes.
         size: u64,
     },
 }
 
-/// What programs read of a disk. Keys are part of the interface: add, never change.
+/// Disk for programs. Keys are part of the interface: add, never change.
 #[derive(Debug, Serialize)]
 struct Value {
     serial: String,
@@ -97,14 +98,14 @@ struct Value {
     read_only: bool,
     device: String,
     managed: bool,
-    /// Of a disk that was just attached; one of the two.
+    /// Device of a disk that was just attached. Either this or the guest's problem with it is present.
     #[serde(skip_serializing_if = "Option::is_none")]
     guest_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     guest_problem: Option<String>,
 }
 
-/// What programs read of a volume that was made with its disk.
+/// Volume that was created with its disk, for programs.
 #[derive(Debug, Serialize)]
 struct Kept {
     name: String,
@@ -112,19 +113,19 @@ struct Kept {
     size: u64,
     allocated: u64,
     format: String,
-    /// None: it is not known.
+    /// True if it is attached; `None` if unknown.
     attached: Option<bool>,
     file: String,
 }
 
-/// What programs read of a removal.
+/// Result of a removal, for programs.
 #[derive(Debug, Serialize)]
 struct Removed {
     serial: String,
     was_there: bool,
 }
 
-/// What programs read of a detach.
+/// Result of a detach, for programs.
 #[derive(Debug, Serialize)]
 struct Detached {
     serial: String,
@@ -133,10 +134,10 @@ struct Detached {
     not_released: Option<String>,
 }
 
-/// Does it, and shows the disk as it is then.
+/// Carries out an operation, and shows the disk as it is afterwards.
 ///
 /// # Errors
-/// If it cannot be done, the daemon does not answer, or standard output cannot be written.
+/// Fails if the operation fails, the daemon does not answer, or standard output cannot be written.
 pub async fn run(
     mut client: Client,
     printer: &mut Printer,
@@ -219,7 +220,7 @@ fn request(name: String, new: New) -> Result<AttachDiskRequest, Error> {
     })
 }
 
-/// As the daemon needs it, which runs in another folder.
+/// Makes a path absolute, because the daemon runs in another directory.
 fn absolute(file: &Path) -> Result<String, Error> {
     let wrong = |problem| Error::File(file.to_owned(), problem);
     let path = std::path::absolute(file).map_err(|_| wrong("names nothing"))?;

@@ -1,4 +1,4 @@
-//! `guestctl disks NAME`: the disks of one VM, as its guest has told them.
+//! `guestctl disks NAME`: the disks of one VM, as last reported by its guest.
 
 use super::client::{Client, answer};
 use super::print::Printer;
@@ -8,10 +8,11 @@ use crate::wire::proto::v1::{
     Disk, ListVirtualMachineDisksRequest, ListVirtualMachineDisksResponse, SessionState,
 };
 
-/// Shows them, and warns if they were told before the session ended.
+/// Shows the disks, and warns if they were reported in an earlier session.
 ///
 /// # Errors
-/// If the VM is unknown, its guest never told, the daemon does not answer, or standard output cannot be written.
+/// Fails if the VM is unknown, its guest never reported its disks, the daemon does not answer, or standard
+/// output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = ListVirtualMachineDisksRequest { name: name.clone() };
     let told = answer(client.list_disks(request), &name).await?;
@@ -51,7 +52,8 @@ fn rows(told: &ListVirtualMachineDisksResponse) -> String {
     text::table(&rows)
 }
 
-/// Whether `source`, such as `/dev/vda1` or `/dev/mapper/group-volume`, is the disk, a part of it, or made of it.
+/// Returns whether `source`, such as `/dev/vda1` or `/dev/mapper/group-volume`, is the disk, a partition of
+/// it, or a device on top of it.
 fn is_on(disk: &Disk, source: &str) -> bool {
     let is_part = |name: &str| source.strip_prefix("/dev/") == Some(name);
     let is_alias = |alias: &str| !alias.is_empty() && source.strip_prefix("/dev/mapper/") == Some(alias);

@@ -1,6 +1,6 @@
 //! `guestctl doctor`: what works on this host, what is missing, and what to do.
 //!
-//! It looks at this host's files and asks the daemon, and changes nothing.
+//! It examines files of this host and calls the daemon, and changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -12,40 +12,40 @@ use crate::wire::proto::v1::{
     Advice, CallbackState, GetHostStatusRequest, HostStatus, PowerState, SessionState, VirtualMachine,
 };
 
-/// Says everything that is to be said, also when the daemon does not answer.
+/// Shows all findings, even if the daemon does not answer.
 ///
 /// # Errors
-/// [`Error::Wrong`] if something is wrong, or if standard output cannot be written.
+/// [`Error::Wrong`] if something is wrong; also if standard output cannot be written.
 pub async fn run(socket: PathBuf, printer: &mut Printer) -> Result<(), Error> {
     let asked = client::with(socket, async |daemon| ask(daemon.admin()).await).await;
     tell(printer, &findings(Some(Path::new("/")), asked))
 }
 
-/// What a daemon answers.
+/// Answer of a daemon: its status, and its VMs.
 pub type Asked = (HostStatus, Result<Vec<VirtualMachine>, Error>);
 
-/// Asks a daemon how it is.
+/// Requests the status of a daemon.
 ///
 /// # Errors
-/// If it does not answer.
+/// Fails if it does not answer.
 pub async fn ask(mut client: Client) -> Result<Asked, Error> {
     let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
-    // It lists none before it knows all, and what keeps it from that is said by the first answer.
+    // The daemon lists no VMs before it knows them all. The first answer says what prevents that.
     let list = client::vms(&mut client, false).await;
     Ok((status, list))
 }
 
-/// Writes what was found.
+/// Writes the findings.
 ///
 /// # Errors
-/// [`Error::Wrong`] if something is wrong, or if standard output cannot be written.
+/// [`Error::Wrong`] if something is wrong; also if standard output cannot be written.
 pub fn tell(printer: &mut Printer, found: &[Finding]) -> Result<(), Error> {
     let colours = printer.colours();
     printer.value(&findings::json(found), || findings::table(found, colours))?;
     if findings::any_wrong(found) { Err(Error::Wrong) } else { Ok(()) }
 }
 
-/// What a daemon's answer, and the files below `root` if it runs on this machine, come to.
+/// Returns the findings from a daemon's answer and, if it runs on this machine, from the files below `root`.
 pub fn findings(root: Option<&Path>, asked: Result<Asked, Error>) -> Vec<Finding> {
     match asked {
         Ok((status, Ok(vms))) => examine(root, Ok((&status, &vms))),
@@ -124,7 +124,7 @@ fn settings(status: &HostStatus) -> Finding {
     Finding::good("settings", format!("{file} is in force"))
 }
 
-/// What the program says of its cluster.
+/// Converts a finding that the program has made about its cluster.
 fn advice(advice: &Advice) -> Finding {
     let Advice { subject, says, remedy, is_wrong } = advice;
     match (is_wrong, remedy.is_empty()) {
@@ -134,7 +134,7 @@ fn advice(advice: &Advice) -> Finding {
     }
 }
 
-/// vsock of the kernel, if any VM is dialled on it.
+/// Checks the vsock support of the kernel, if any VM is reached by vsock.
 fn kernel(root: &Path, vms: &[VirtualMachine]) -> Option<Finding> {
     let by_kernel = vms.iter().any(|vm| vm.dial.starts_with("vsock:"));
     by_kernel.then(|| {
@@ -180,7 +180,7 @@ fn vm(vm: &VirtualMachine) -> Finding {
         SessionState::NoVsock if vm.lacks_vsock => {
             Finding::wrong(subject, vm.reason.clone(), vm.remedy.clone())
         }
-        // It may be meant so.
+        // This may be intended.
         SessionState::NoVsock => Finding::note(subject, vm.reason.clone(), vm.remedy.clone()),
         SessionState::Refused => Finding::wrong(
             subject,

@@ -1,5 +1,5 @@
-//! Where guestlet-host is reached, as often as it has to be: at its socket on this machine, or in the pod of the node on which a guest
-//! runs at the time.
+//! Connection to guestlet-host that can be made repeatedly: to its socket on this machine, or into the pod of
+//! the node on which a guest runs at the time.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,28 +9,28 @@ use tokio::net::UnixStream;
 use super::client::{self, Daemon};
 use super::{Error, cluster};
 
-/// The way to the host half of one guest.
+/// Connection path to the host half of one guest.
 #[derive(Clone)]
 pub enum Door {
-    /// Its socket here.
+    /// Socket on this machine.
     Socket(PathBuf),
-    /// Through the API server of a cluster.
+    /// Connection through the API server of a cluster.
     Pod(cluster::Way),
 }
 
-/// A connection that nothing was said over yet.
+/// Connection before its first message.
 pub enum Line {
-    /// With the socket.
+    /// Connection to the socket.
     Socket(UnixStream),
-    /// With a program in a pod.
+    /// Connection to a program in a pod.
     Pod(Box<cluster::Line>),
 }
 
 impl Door {
-    /// Connects.
+    /// Connects to the daemon.
     ///
     /// # Errors
-    /// If nobody is there, or may not be asked.
+    /// Fails if the daemon is not running, or access is denied.
     pub async fn dial(&self) -> Result<Line, Error> {
         Ok(match self {
             Self::Socket(socket) => Line::Socket(client::dial(socket.clone()).await?),
@@ -38,34 +38,35 @@ impl Door {
         })
     }
 
-    /// Whether it leads to where a guest is by now: a daemon that does not know it is one that it has left.
+    /// Returns whether a new connection finds the guest wherever it runs by then. If so, a daemon that does not
+    /// know the guest is one that the guest has left.
     pub fn follows(&self) -> bool {
         matches!(self, Self::Pod(_))
     }
 
-    /// How long to wait between two attempts.
+    /// Returns the pause between two attempts.
     pub fn pause(&self) -> Duration {
         match self {
             Self::Socket(_) => Duration::from_millis(100),
-            // Each asks the API server for three things.
+            // Each attempt sends three requests to the API server.
             Self::Pod(_) => Duration::from_secs(1),
         }
     }
 
-    /// Connects and does `work`.
+    /// Connects and runs `work`.
     ///
     /// # Errors
-    /// If nobody is there, the connection ends before, or `work` fails.
+    /// Fails if the daemon is not running, the connection ends before, or `work` fails.
     pub async fn with<T>(&self, work: impl AsyncFnOnce(Daemon) -> Result<T, Error>) -> Result<T, Error> {
         self.dial().await?.over(work).await
     }
 }
 
 impl Line {
-    /// Does `work` over it.
+    /// Runs `work` over this connection.
     ///
     /// # Errors
-    /// If the connection ends before, or `work` fails.
+    /// Fails if the connection ends before, or `work` fails.
     pub async fn over<T>(self, work: impl AsyncFnOnce(Daemon) -> Result<T, Error>) -> Result<T, Error> {
         match self {
             Self::Socket(stream) => client::over(stream, work).await,

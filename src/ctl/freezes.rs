@@ -1,4 +1,4 @@
-//! The last freeze of a guest, and how it ended: as a value for programs, and in words.
+//! Last freeze of a guest and how it ended, as a value for programs and as text.
 
 use std::time::SystemTime;
 
@@ -10,7 +10,7 @@ use crate::events::freezes::{end, problem, receipt};
 use crate::text;
 use crate::wire::proto::v1;
 
-/// The last freeze; it may not be over.
+/// Last freeze; it may still be in force.
 #[derive(Debug, Serialize)]
 pub struct Freeze {
     holder: String,
@@ -38,7 +38,8 @@ impl From<v1::LastFreeze> for Freeze {
     }
 }
 
-/// Such as `ended 5m0s ago by its deadline, for libvirt: the freeze ended by itself after 120 s`.
+/// Describes the last freeze, such as `ended 5m0s ago by its deadline, for libvirt: the freeze ended by
+/// itself after 120 s`.
 pub fn words(freeze: &v1::LastFreeze, now: SystemTime) -> String {
     let holder = text::or_dash(&freeze.holder);
     let Some(ended) = &freeze.ended else {

@@ -1,4 +1,4 @@
-//! `guestctl info NAME`: everything that is known of one VM.
+//! `guestctl info NAME`: all that is known of one VM.
 
 use crate::text;
 use std::time::SystemTime;
@@ -12,7 +12,7 @@ use crate::wire::proto::v1::{GetVirtualMachineRequest, RecentPoint, StateCut, Vi
 /// Shows one VM.
 ///
 /// # Errors
-/// If it is unknown, the daemon does not answer, or standard output cannot be written.
+/// Fails if it is unknown, the daemon does not answer, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = GetVirtualMachineRequest { name: name.clone() };
     let vm = answer(client.get_virtual_machine(request), &name).await?;
@@ -108,12 +108,13 @@ fn rows(vm: &VirtualMachine, now: SystemTime, bars: Bars) -> String {
     text::table(&lines.into_iter().map(|(key, value)| [colon(key), value]).collect::<Vec<_>>())
 }
 
-/// One line for each of the words, of which the first has the name.
+/// Puts each text on a line of its own; the first one gets the name.
 fn several(name: &'static str, words: Vec<String>) -> impl Iterator<Item = (&'static str, String)> {
     std::iter::once(name).chain(std::iter::repeat("")).zip(words)
 }
 
-/// The last 15 minutes, where somebody has asked for metrics: bars of 20 s, and the newest value.
+/// Formats the last 15 minutes, if metrics were requested in that time: bars of 20 s each, and the newest
+/// value.
 fn recent(vm: &VirtualMachine, bars: Bars) -> Vec<(&'static str, String)> {
     let Some(newest) = vm.recent.as_ref().and_then(|recent| recent.points.last()) else { return Vec::new() };
     let words = |name: &str, ratio: fn(&RecentPoint) -> Option<f32>| {
@@ -128,7 +129,7 @@ fn recent(vm: &VirtualMachine, bars: Bars) -> Vec<(&'static str, String)> {
     several("Last 15 min", all.into_iter().flatten().collect()).collect()
 }
 
-/// What of the state is not known, because it would take too many bytes.
+/// Lists the parts of the state that were cut because it would take too many bytes.
 fn left_out(cut: &StateCut) -> String {
     let several = |count: u32, words: &str| (count > 0).then(|| format!("{count} {words}"));
     let one = |is: bool, word: &str| is.then(|| word.to_owned());

@@ -1,4 +1,4 @@
-//! Disks of a VM that could not be read or written on the host: as values for programs, and in words.
+//! Disks of a VM that could not be read or written on the host, as values for programs and as text.
 
 use std::time::SystemTime;
 
@@ -8,7 +8,7 @@ use super::json::rfc3339;
 use super::words::age;
 use crate::wire::proto::v1::{self, IoOperation};
 
-/// A disk that could not be read or written.
+/// Disk that could not be read or written.
 #[derive(Debug, Serialize)]
 pub struct IoError {
     disk: String,
@@ -40,7 +40,8 @@ impl From<v1::IoError> for IoError {
     }
 }
 
-/// Such as `disk data-1 cannot be written: No space left on device; the VM stands still until it is resumed`.
+/// Describes an I/O error, such as `disk data-1 cannot be written: No space left on device; the VM stands
+/// still until it is resumed`.
 pub fn words(error: &v1::IoError) -> String {
     let what = match error.operation() {
         IoOperation::Read => "read",
@@ -56,7 +57,7 @@ pub fn words(error: &v1::IoError) -> String {
     format!("disk {} cannot be {what}{reason}{stopped}", error.disk)
 }
 
-/// With the file on the host, how often, and when.
+/// Describes the error with the file on the host, the number of occurrences, and the time.
 pub fn long_words(error: &v1::IoError, now: SystemTime) -> String {
     let file = if error.file.is_empty() { String::new() } else { format!("{}, ", error.file) };
     let times = if error.count == 1 { String::new() } else { format!("{} times, last ", error.count) };

@@ -1,4 +1,4 @@
-//! What programs read. Keys are part of the interface: add, never change.
+//! Output for programs. Keys are part of the interface: add, never change.
 
 use prost_types::Timestamp;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::recent::Recent;
 use super::{freezes, kinds, places, words};
 use crate::wire::proto::v1::{self, event, virtual_machine_event::Kind};
 
-/// One VM.
+/// VM and its session.
 #[derive(Debug, Serialize)]
 pub struct Vm {
     name: String,
@@ -29,14 +29,14 @@ pub struct Vm {
     missed_events: u64,
     topology: Option<places::Standing>,
     state: Option<State>,
-    /// What is left out of the state.
+    /// Parts that are left out of the state.
     state_cut: Option<StateCut>,
     io_errors: Vec<IoError>,
-    /// The last 15 minutes, where somebody has asked for metrics.
+    /// Load in the last 15 minutes, if metrics were requested in that time.
     recent: Vec<Recent>,
 }
 
-/// How many entries of a state are left out, and which of its other parts.
+/// Number of entries of a state that are left out, and the other parts that are.
 #[derive(Debug, Serialize)]
 struct StateCut {
     interfaces: u32,
@@ -48,7 +48,7 @@ struct StateCut {
     health: bool,
 }
 
-/// What a guest's events have made of it.
+/// State of a guest that results from its events.
 #[derive(Debug, Serialize)]
 struct State {
     interfaces: Vec<Interface>,
@@ -61,7 +61,7 @@ struct State {
     freeze: Option<freezes::Freeze>,
 }
 
-/// A disk of a guest.
+/// Disk of a guest.
 #[derive(Debug, Serialize)]
 pub struct Disk {
     name: String,
@@ -128,7 +128,7 @@ struct User {
     remote_host: String,
 }
 
-/// What a guest says of itself.
+/// Facts about a guest, as its agent reports them.
 #[derive(Debug, Serialize)]
 pub struct Guest {
     machine_id: String,
@@ -150,7 +150,7 @@ struct Os {
     version_id: String,
 }
 
-/// Something that happened.
+/// Event of a VM.
 #[derive(Debug, Serialize)]
 pub struct Event {
     time: Option<String>,
@@ -380,7 +380,7 @@ impl From<v1::VirtualMachineEvent> for Event {
     }
 }
 
-/// One ping.
+/// Result of one ping.
 #[derive(Debug, Serialize)]
 pub struct Pong {
     number: u32,

@@ -1,12 +1,12 @@
-//! The names of everything that can happen: what programs read, and what `watch --kind` takes.
+//! Names of all kinds of events, as programs read them and `watch --kind` accepts them.
 
 use crate::events;
 use crate::wire::proto::v1::{VirtualMachineEvent, VolumeAction, virtual_machine_event::Kind};
 
-/// What an event is called that a newer program knows.
+/// Name of an event of a kind that only newer programs know.
 const UNKNOWN: &str = "unknown";
 
-/// The names of what the host sees.
+/// Names of the events that the host observes.
 const OF_HOST: [&str; 13] = [
     "power-changed",
     "guest-reset",
@@ -23,12 +23,12 @@ const OF_HOST: [&str; 13] = [
     "disk-error",
 ];
 
-/// All names, in the order in which people are told them.
+/// Returns all names, in the order in which they are shown to people.
 pub fn names() -> impl Iterator<Item = &'static str> {
     OF_HOST.iter().chain(events::NAMES).copied().chain([UNKNOWN])
 }
 
-/// The name of an event; always one of [`names`].
+/// Returns the name of an event; always one of [`names`].
 pub fn name(happened: &VirtualMachineEvent) -> &'static str {
     match &happened.kind {
         Some(Kind::PowerChanged(_)) => "power-changed",

@@ -1,4 +1,4 @@
-//! `guestctl lb` and `guestctl pools`: load balancers of clusters, and the addresses that they have.
+//! `guestctl lb` and `guestctl pools`: load balancers of clusters, and the pools of their addresses.
 
 use serde::Serialize;
 
@@ -12,28 +12,28 @@ use crate::wire::proto::v1::{
     LoadBalancer, RemoveClusterLoadBalancerRequest,
 };
 
-/// What to do.
+/// Operation on load balancers.
 #[derive(Debug, Clone)]
 pub enum Action {
-    /// List them.
+    /// List load balancers.
     List {
-        /// Of this cluster only.
+        /// Cluster that the list is limited to.
         cluster: Option<String>,
-        /// With more columns.
+        /// True to show more columns.
         wide: bool,
     },
-    /// Give one back.
+    /// Release a load balancer.
     Remove {
-        /// The cluster.
+        /// Cluster of the load balancer.
         cluster: String,
-        /// The UID of the Service.
+        /// UID of the Service.
         uid: String,
     },
-    /// List the pools.
+    /// List the address pools.
     Pools,
 }
 
-/// What programs read of a load balancer. Keys are part of the interface: add, never change.
+/// Load balancer for programs. Keys are part of the interface: add, never change.
 #[derive(Debug, Serialize)]
 struct Value {
     cluster: String,
@@ -53,7 +53,7 @@ struct Value {
     orphan: bool,
 }
 
-/// What programs read of a node that takes no traffic.
+/// Node that takes no traffic, for programs.
 #[derive(Debug, Serialize)]
 struct Failing {
     vm: String,
@@ -61,7 +61,7 @@ struct Failing {
     problem: String,
 }
 
-/// What programs read of a pool.
+/// Address pool for programs.
 #[derive(Debug, Serialize)]
 struct Pool {
     name: String,
@@ -74,23 +74,23 @@ struct Pool {
     interface: String,
 }
 
-/// What programs read of all pools.
+/// All address pools for programs.
 #[derive(Debug, Serialize)]
 struct Pools {
     pools: Vec<Pool>,
     problems: Vec<String>,
 }
 
-/// What programs read of a load balancer that was given back.
+/// Released load balancer, for programs.
 #[derive(Debug, Serialize)]
 struct Removed {
     removed: String,
 }
 
-/// Does it.
+/// Carries out an operation on load balancers.
 ///
 /// # Errors
-/// If it cannot be done, the daemon does not answer, or standard output cannot be written.
+/// Fails if the operation fails, the daemon does not answer, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> Result<(), Error> {
     match action {
         Action::List { cluster, wide } => {
@@ -117,7 +117,8 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
     Ok(())
 }
 
-/// What is not found is a load balancer, and the daemon's words say so.
+/// Changes `NOT_FOUND` to a code that does not mean a missing VM: here a load balancer was not found, and the
+/// daemon's message says so.
 fn said(status: tonic::Status) -> tonic::Status {
     match status.code() {
         tonic::Code::NotFound => tonic::Status::failed_precondition(status.message()),

@@ -12,14 +12,14 @@ use crate::text::colours::{Colours, Style};
 use crate::text::{self, wildcard};
 use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, VirtualMachine};
 
-/// What to list.
+/// Options of the list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct List {
-    /// Names of VMs, and patterns of names; all VMs if there are none.
+    /// Names of VMs, and patterns of names; empty for all VMs.
     pub names: Vec<String>,
-    /// By which column rows are sorted; by name if there is none.
+    /// Column that rows are sorted by; `None` means by name.
     pub sort: Option<Column>,
-    /// With more columns.
+    /// True to show more columns.
     pub wide: bool,
 }
 
@@ -61,7 +61,7 @@ impl Column {
         )
     }
 
-    /// Whether it shows what is in a guest's state, which a list has only if it is asked for.
+    /// Returns whether the column shows a part of a guest's state, which a list contains only on request.
     fn is_of_state(self) -> bool {
         matches!(self, Self::Addresses | Self::Node | Self::Zone)
     }
@@ -101,14 +101,15 @@ impl Column {
         }
     }
 
-    /// What is not known comes last. Ages are compared as times, the youngest first.
+    /// Compares two VMs by this column. Unknown values come last. Ages are compared as times, the most recent
+    /// first.
     fn order(self, one: &VirtualMachine, other: &VirtualMachine, now: SystemTime) -> Ordering {
         let time = |vm: &VirtualMachine| {
             let time = if self == Self::Since { vm.since } else { vm.last_heard };
             time.map(|time| (time.seconds, time.nanos))
         };
         match self {
-            // None is less than any time.
+            // `None` is less than any time.
             Self::Since | Self::Heard => time(other).cmp(&time(one)),
             _ => {
                 let (one, other) = (self.cell(one, now), self.cell(other, now));
@@ -119,10 +120,10 @@ impl Column {
     }
 }
 
-/// Lists VMs. Warns of settings that are not in force.
+/// Lists VMs, and warns of settings that are not in force.
 ///
 /// # Errors
-/// If the daemon does not answer, it knows no VM of a name, or standard output cannot be written.
+/// Fails if the daemon does not answer, it does not know a named VM, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, list: &List) -> Result<(), Error> {
     let with_state = list.wide || printer.is_for_programs() || list.sort.is_some_and(Column::is_of_state);
     let shown = show(printer, client::vms(&mut client, with_state).await?, list);
@@ -133,10 +134,11 @@ pub async fn run(mut client: Client, printer: &mut Printer, list: &List) -> Resu
     shown
 }
 
-/// Writes those of these VMs that are to be listed.
+/// Writes those of these VMs that the options select.
 ///
 /// # Errors
-/// If no VM has one of the names, after the others have been written; or standard output cannot be written.
+/// Fails if no VM has one of the names, after the others were written; also if standard output cannot be
+/// written.
 pub fn show(printer: &mut Printer, mut vms: Vec<VirtualMachine>, list: &List) -> Result<(), Error> {
     let now = SystemTime::now();
     let missing = list.names.iter().filter(|name| !vms.iter().any(|vm| wildcard::matches(name, &vm.name)));
@@ -184,19 +186,19 @@ fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime, colours: Colours) -
     })
 }
 
-/// The Node that the guest is.
+/// Returns the name of the guest's Node.
 fn node(vm: &VirtualMachine) -> &str {
     let node = vm.state.as_ref().and_then(|state| state.node.as_ref());
     node.map_or("", |node| &node.name)
 }
 
-/// Where the guest knows that it is.
+/// Returns the zone that the guest has been informed of.
 fn zone(vm: &VirtualMachine) -> &str {
     let topology = vm.state.as_ref().and_then(|state| state.topology.as_ref());
     topology.map_or("", |topology| &topology.zone)
 }
 
-/// Those of interfaces that run, without their prefixes; none that is link-local.
+/// Returns the addresses of interfaces that are up, without prefixes and without link-local addresses.
 fn addresses(vm: &VirtualMachine) -> Vec<&str> {
     let interfaces = vm.state.iter().flat_map(|state| &state.interfaces);
     let addresses = interfaces.filter(|interface| interface.running).flat_map(|one| &one.addresses);

@@ -1,39 +1,42 @@
-//! `guestctl manifests`: what a guest cluster needs beside guestlet in its nodes.
+//! `guestctl manifests`: what a guest cluster needs in addition to guestlet in its nodes.
 //!
-//! The text is packaging/kubernetes/csi.yaml, with another driver's name and another kubelet root where they are given.
+//! The text is packaging/kubernetes/csi.yaml, with another name of the driver and another root of kubelet's
+//! state if they are given.
 
 use std::path::PathBuf;
 
 use super::Error;
 use super::print::Printer;
 
-/// For the driver [`DRIVER`] and the kubelet root [`KUBELET_ROOT`].
+/// Manifests for the driver [`DRIVER`] and the root directory [`KUBELET_ROOT`].
 const TEMPLATE: &str = include_str!("../../packaging/kubernetes/csi.yaml");
-/// The driver's name, if it is not said: Harvester's, whose volumes and storage classes keep working.
+/// Default name of the driver: Harvester's, so that its volumes and storage classes keep working.
 pub const DRIVER: &str = "driver.harvesterhci.io";
-/// Where kubelet keeps its state, if it is not said: kubeadm, RKE2 and k3s agree.
+/// Default root directory of kubelet's state: kubeadm, RKE2 and k3s all use it.
 pub const KUBELET_ROOT: &str = "/var/lib/kubelet";
-/// Bytes of a driver's name, by the CSI specification (`GetPluginInfo`).
+/// Longest name of a driver in bytes, by the CSI specification (`GetPluginInfo`).
 const MAX_NAME: usize = 63;
 
 /// Writes the manifests.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Fails if standard output cannot be written.
 pub fn run(printer: &mut Printer, driver: &str, kubelet_root: &str) -> Result<(), Error> {
     Ok(printer.text(&render(driver, kubelet_root))?)
 }
 
-/// The manifests for a driver's name and a kubelet root, which [`parse_driver`] and [`parse_root`] have passed.
+/// Returns the manifests for a driver's name and a root directory that [`parse_driver`] and [`parse_root`]
+/// have accepted.
 fn render(driver: &str, kubelet_root: &str) -> String {
-    // The root first: a driver's name holds no slash, so it makes no new root.
+    // The root is replaced first: a driver's name contains no slash, so it cannot add another match.
     TEMPLATE.replace(KUBELET_ROOT, kubelet_root).replace(DRIVER, driver)
 }
 
-/// A driver's name: a domain name, as the CSI specification has it and as Kubernetes wants an object's name.
+/// Parses the name of a driver: a domain name, by the CSI specification and by Kubernetes' rules for names of
+/// objects.
 ///
 /// # Errors
-/// In words for people, if it is none.
+/// Fails with a message for people if it is not valid.
 pub fn parse_driver(text: &str) -> Result<String, String> {
     if text.len() > MAX_NAME {
         return Err(format!("it has {} characters; at most {MAX_NAME} are allowed", text.len()));
@@ -48,10 +51,10 @@ pub fn parse_driver(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Where kubelet keeps its state.
+/// Parses the root directory of kubelet's state.
 ///
 /// # Errors
-/// In words for people, if it is not a plain absolute path.
+/// Fails with a message for people if it is not a plain absolute path.
 pub fn parse_root(text: &str) -> Result<String, String> {
     let path = PathBuf::from(text);
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);

@@ -1,8 +1,8 @@
-//! What `guestctl` does, one file for each verb.
+//! Verbs of `guestctl`, one file for each.
 //!
-//! A verb asks the daemon through [`client`], and hands values to [`mod@print`], the only place that writes;
-//! [`words`] and [`json`] say how they look to people and to programs. To add a verb: its file, its arm in
-//! [`run`], its words in the README.
+//! A verb calls the daemon through [`client`], and passes values to [`mod@print`], the only place that writes
+//! output. [`words`] and [`json`] define the output for people and for programs. To add a verb: its file, its
+//! arm in [`run`], its words in the README.
 
 use std::io;
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ use client::Daemon;
 use door::Door;
 use print::{Format, Printer};
 
-/// What to do.
+/// Verb of the command line.
 #[derive(Debug, Clone)]
 pub enum Verb {
     /// List VMs.
@@ -62,97 +62,97 @@ pub enum Verb {
     Nodes,
     /// Show one VM.
     Info {
-        /// Its name.
+        /// Name of the VM.
         name: String,
     },
-    /// Show what happens.
+    /// Show events.
     Watch(watch::Filter),
     /// Show the disks of one VM.
     Disks {
-        /// Its name.
+        /// Name of the VM.
         name: String,
     },
-    /// Show what all guests do now.
+    /// Show the present load of all guests.
     Top(top::Wish),
-    /// Say what works.
+    /// Diagnose the installation.
     Doctor,
     /// Measure round trips.
     Ping {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// How many.
+        /// Number of pings.
         count: u32,
     },
-    /// Plug disks into a running VM.
+    /// Attach disks to a running VM, and manage them.
     Disk {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// What to do with which disk.
+        /// Operation, and the disk.
         action: disk::Action,
     },
-    /// Ask the agent in a VM for something.
+    /// Send a request to the agent in a VM.
     Machine {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// For what.
+        /// Operation on the VM.
         action: machine::Action,
     },
-    /// Run programs in a VM, and look after them.
+    /// Run programs in a VM, and manage them.
     Program {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// What to do.
+        /// Operation on programs.
         action: exec::Action,
     },
     /// Copy files from and to VMs.
     Copy(cp::Job),
-    /// Reach what listens in a VM.
+    /// Forward connections to servers in a VM.
     Forward {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// From where to what.
+        /// Addresses to listen at, and their targets.
         forward: forward::Forward,
     },
-    /// Sit at the serial console of a VM.
+    /// Connect to the serial console of a VM.
     Console {
-        /// Its name.
+        /// Name of the VM.
         name: String,
-        /// Whoever has it is ended.
+        /// True to disconnect another client of the console.
         force: bool,
     },
-    /// Look after volumes of clusters.
+    /// Manage volumes of clusters.
     Volumes(volumes::Action),
-    /// Look after load balancers of clusters, and their addresses.
+    /// Manage load balancers of clusters, and their addresses.
     LoadBalancers(load_balancers::Action),
-    /// Look after keys.
+    /// Manage keys.
     Trust(trust::Action),
     /// Show who did what.
     Audit(audit::Query),
-    /// Pass a connection on.
+    /// Relay a connection to the daemon over standard input and output.
     Proxy,
 }
 
-/// Where the daemon is that a verb is about.
+/// Location of the daemon that a verb addresses.
 #[derive(Debug, Clone)]
 pub enum Where {
-    /// On this machine, at this socket.
+    /// Daemon on this machine, at this socket.
     Here(PathBuf),
-    /// In a cluster.
+    /// Daemons of a cluster.
     Cluster(cluster::Access),
 }
 
-/// Why a verb failed.
+/// Reasons why a verb failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No daemon.
+    /// The daemon is not running.
     #[error("guestlet-host is not running (no socket at {0}); start it with: systemctl start guestlet-host")]
     NoSocket(PathBuf),
-    /// A daemon ended without removing its socket.
+    /// The daemon has ended without removing its socket.
     #[error(
         "guestlet-host is not running (nobody answers at {0}); start it with: systemctl start guestlet-host"
     )]
     NobodyAnswers(PathBuf),
-    /// The socket is for root, as there are no rules of access.
+    /// Only root may use the socket, because no access rules are set.
     #[error(
         "permission denied on {0}; run guestctl as root, or have root add an [[access]] table for you to \
          the settings of guestlet-host"
@@ -164,46 +164,46 @@ pub enum Error {
     /// The daemon ended, or had too many clients.
     #[error("guestlet-host closed the connection")]
     Closed,
-    /// The daemon hangs.
+    /// The daemon does not answer in time.
     #[error("guestlet-host does not answer")]
     Silent,
-    /// No such VM.
+    /// The VM is unknown.
     #[error("guestlet-host knows no VM named {0:?}; guestctl ls lists the VMs")]
     UnknownVm(String),
-    /// No VM of a list has one of the names.
+    /// A name in the list matches no VM.
     #[error("no VM matches {0:?}; guestctl ls without names lists all VMs")]
     NoneListed(String),
     /// A ping failed.
     #[error("{0}")]
     Ping(String),
-    /// A guest takes longer than somebody wants to wait.
+    /// The guest did not answer within the time that the user has set.
     #[error("no answer within {} s: it is not known whether the guest did it", .0.as_secs())]
     Late(Duration),
-    /// Something did not come to be, although the guest was asked for it; all that is known.
+    /// A request to the guest had no effect; the message is all that is known.
     #[error("{0}")]
     Unmet(String),
-    /// A program that was run has failed, and has said why itself; or a signal has ended this one.
+    /// A program has failed and has reported why itself, or a signal has ended this process.
     #[error("ended with exit code {0}")]
     Ended(u8),
-    /// A program cannot be run.
+    /// A program cannot be executed.
     #[error("cannot run {0:?}")]
     Run(std::ffi::OsString, #[source] io::Error),
-    /// A command of QGA failed; the answer has been printed.
+    /// A QGA command failed; the answer has been printed.
     #[error("the guest answered: {0}")]
     Qga(String),
     /// Standard input, a file or a terminal cannot be read.
     #[error("cannot read {0}")]
     Read(String, #[source] io::Error),
-    /// A program was not run, or not reached.
+    /// A program was not run, or could not be reached.
     #[error("{0}")]
     Program(String),
-    /// A program was not run, and what a shell would exit with then.
+    /// A program was not run; the second value is the exit code that a shell would return.
     #[error("{0}")]
     NotRun(String, u8),
-    /// The daemon's own words.
+    /// The daemon refused the call, with this status.
     #[error("{}", .0.message())]
     Call(Status),
-    /// There are no records but those in the journal.
+    /// Records exist in the journal only.
     #[error(
         "guestlet-host writes no audit file; set one in its settings and restart it: [audit] file = \
          \"/var/log/guestlet-host/audit.json\" (the records are in its journal as well: journalctl -u guestlet-host -g ^audit:)"
@@ -212,16 +212,16 @@ pub enum Error {
     /// A file of records cannot be read.
     #[error("cannot read the audit file {0}")]
     AuditFile(PathBuf, #[source] io::Error),
-    /// What guestctl proxy was started with is no pipe.
+    /// Standard input or output of guestctl proxy is not a pipe.
     #[error("guestctl proxy is started by another guestctl, over pipes")]
     NoPipe(#[source] io::Error),
-    /// A cluster cannot be asked.
+    /// A request to a cluster failed.
     #[error(transparent)]
     Cluster(#[from] cluster::Error),
-    /// A file's name cannot be sent.
+    /// The name of a file cannot be sent.
     #[error("the file name {0:?} {1}")]
     File(PathBuf, &'static str),
-    /// The doctor found something, and has said what.
+    /// The doctor has reported a problem.
     #[error("something is wrong")]
     Wrong,
     /// Standard output cannot be written.
@@ -230,8 +230,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The exit code of the process: 3 without a daemon, 4 for an unknown VM, 5 if the doctor found something wrong, else
-    /// 1. (2 is for wrong usage.)
+    /// Returns the exit code of the process: 3 if the daemon is not running, 4 for an unknown VM, 5 if the doctor
+    /// found a problem, otherwise 1. (2 means wrong usage.)
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NoSocket(_) | Self::NobodyAnswers(_) => 3,
@@ -245,17 +245,17 @@ impl Error {
         }
     }
 
-    /// The reader of our output has gone: nothing to complain about.
+    /// Returns whether the reader of standard output has closed it, which is not worth a message.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Print(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// The connection with the daemon has ended, whatever was to be done over it.
+    /// Returns whether the error means that the connection to the daemon has ended, whatever it was used for.
     fn is_of_connection(&self) -> bool {
         matches!(self, Self::Closed) || matches!(self, Self::Cluster(error) if error.is_of_connection())
     }
 
-    /// What a failed call about the VM `name` means.
+    /// Converts the status of a failed call about the VM `name`.
     fn of_call(status: Status, name: &str) -> Self {
         if status.code() == Code::NotFound {
             return Self::UnknownVm(name.to_owned());
@@ -264,10 +264,10 @@ impl Error {
     }
 }
 
-/// Does it, where it is meant.
+/// Carries out a verb, at its location.
 ///
 /// # Errors
-/// If it cannot be done; see [`Error::exit_code`].
+/// Fails if the verb fails; see [`Error::exit_code`].
 pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> {
     let socket = match place {
         Where::Here(socket) => socket,
@@ -282,7 +282,7 @@ pub async fn run(place: Where, format: Format, verb: Verb) -> Result<(), Error> 
     }
 }
 
-/// Does it with the daemon behind this door, which some verbs pass more than once.
+/// Carries out a verb with the daemon behind this door. Some verbs connect more than once.
 async fn at(door: &Door, printer: &mut Printer, verb: Verb) -> Result<(), Error> {
     match verb {
         Verb::Program { name, action } => exec::run(door, printer, name, action).await,
@@ -304,7 +304,7 @@ async fn at(door: &Door, printer: &mut Printer, verb: Verb) -> Result<(), Error>
     }
 }
 
-/// Does it with one daemon.
+/// Carries out a verb over one connection to a daemon.
 async fn one(daemon: Daemon, printer: &mut Printer, verb: Verb) -> Result<(), Error> {
     let client = daemon.admin();
     match verb {

@@ -1,11 +1,11 @@
-//! Names for shells that complete what is typed.
+//! Names for the completion in shells.
 
 use super::{Error, Where, client, cluster};
 
-/// The names of all VMs, as `ls` shows them.
+/// Returns the names of all VMs, as `ls` shows them.
 ///
 /// # Errors
-/// If nobody can be asked, or does not answer.
+/// Fails if the daemon cannot be reached, or does not answer.
 pub async fn vms(place: Where) -> Result<Vec<String>, Error> {
     let vms = match place {
         Where::Here(socket) => {

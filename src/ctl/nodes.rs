@@ -1,4 +1,4 @@
-//! `guestctl nodes`: the Kubernetes Nodes of the guests, as their agents told last.
+//! `guestctl nodes`: the Kubernetes Nodes of the guests, as last reported by their agents.
 
 use serde::Serialize;
 
@@ -17,18 +17,18 @@ struct One {
     node: places::Node,
 }
 
-/// Shows them; guests that are no nodes are left out.
+/// Shows the Nodes; guests that are not nodes are left out.
 ///
 /// # Errors
-/// If the daemon does not answer, or standard output cannot be written.
+/// Fails if the daemon does not answer, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer) -> Result<(), Error> {
     show(printer, client::vms(&mut client, true).await?)
 }
 
-/// Writes the Nodes that these VMs are, whose state is known.
+/// Writes the Nodes of these VMs, as far as their state is known.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Fails if standard output cannot be written.
 pub fn show(printer: &mut Printer, vms: Vec<VirtualMachine>) -> Result<(), Error> {
     let nodes: Vec<_> =
         vms.into_iter().filter_map(|mut vm| Some((vm.state.as_mut()?.node.take()?, vm))).collect();

@@ -1,38 +1,40 @@
-//! The time without a connection to a guest or one of its programs: when a person is told of it, and when it is too long. Pure.
+//! Time without a connection to a guest or one of its programs: when a person is informed of it, and when it
+//! is too long. Pure.
 
 use std::time::{Duration, Instant};
 
 use tonic::Code;
 
-/// After how long a person is told.
+/// Delay before a person is informed.
 const QUIET: Duration = Duration::from_secs(2);
-/// For how long a host half that has just started may not know its VMs yet, or keep its socket closed.
+/// Time after its start in which a host half may not know its VMs yet, or keep its socket closed.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// From the loss of a connection until another one is attached to the program.
+/// Period from the loss of a connection until another one is attached to the program.
 #[derive(Debug)]
 pub struct Outage {
     patience: Duration,
     since: Option<Instant>,
-    /// Since when it is only said what may be said too early.
+    /// Time of the first of the latest failures in a row that may be due to a host half that has just started.
     early_since: Option<Instant>,
     why: String,
     is_told: bool,
 }
 
 impl Outage {
-    /// None yet; later ones may take so long.
+    /// Returns the state without an outage. Later outages may last for `patience`.
     pub fn none(patience: Duration) -> Self {
         Self { patience, since: None, early_since: None, why: String::new(), is_told: false }
     }
 
-    /// A connection was lost, or came to nothing, for this reason.
+    /// Records that a connection was lost or could not be made, for this reason.
     pub fn goes_on(&mut self, why: String, now: Instant) {
         self.early_since = None;
         self.fails(why, now);
     }
 
-    /// The same, for a reason that is final unless the host half has only just started. Whether that may be.
+    /// Records a failure that is final unless the host half has only just started. Returns whether that is
+    /// possible.
     pub fn may_be_early(&mut self, why: String, now: Instant) -> bool {
         self.fails(why, now);
         now.duration_since(*self.early_since.get_or_insert(now)) <= SETTLED
@@ -43,48 +45,48 @@ impl Outage {
         self.why = why;
     }
 
-    /// The guest answers, or the program is attached to.
+    /// Records the end of the outage: the guest answers, or the program is attached to.
     pub fn ends(&mut self) {
         *self = Self::none(self.patience);
     }
 
-    /// The program does not wait any longer.
+    /// Returns whether the program no longer waits for a client.
     pub fn is_too_long(&self, now: Instant) -> bool {
         self.since.is_some_and(|since| now.duration_since(since) > self.patience)
     }
 
-    /// For how long there is none.
+    /// Returns how long there has been no connection.
     pub fn lasts(&self, now: Instant) -> Duration {
         self.since.map_or(Duration::ZERO, |since| now.duration_since(since))
     }
 
-    /// When a person is to be told, unless that was done.
+    /// Returns when a person is to be informed; `None` if that was done or is not needed.
     pub fn tell_at(&self) -> Option<Instant> {
         self.since.filter(|_| !self.is_told).map(|since| since + QUIET)
     }
 
-    /// A person is told now; of what.
+    /// Marks the person as informed, and returns the reason to show.
     pub fn tell(&mut self) -> &str {
         self.is_told = true;
         &self.why
     }
 
-    /// A person knows of it.
+    /// Returns whether the person was informed.
     pub fn is_told(&self) -> bool {
         self.is_told
     }
 
-    /// The last reason.
+    /// Returns the last reason.
     pub fn why(&self) -> &str {
         &self.why
     }
 }
 
-/// Whether what was refused with this code may be granted a little later.
+/// Returns whether a call that was refused with this code may succeed a little later.
 pub fn may_pass(code: Code, by_guest: bool) -> bool {
     match code {
         Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => true,
-        // Without a session; a guest has other conditions, which stay.
+        // Without a session this is temporary. A guest uses it for other conditions, which last.
         Code::FailedPrecondition => !by_guest,
         _ => false,
     }
@@ -101,7 +103,7 @@ mod tests {
         let begun = Instant::now();
         let mut outage = Outage::none(24 * SECOND);
         assert_eq!((outage.tell_at(), outage.is_too_long(begun)), (None, false));
-        // However long each attempt takes.
+        // The duration of each attempt does not matter.
         for at in [0, 10, 20] {
             outage.goes_on(format!("reason {at}"), begun + at * SECOND);
         }

@@ -1,14 +1,14 @@
-//! `guestctl ping NAME`: how long the agent takes to answer.
+//! `guestctl ping NAME`: measures how long the agent takes to answer.
 
 use super::client::{Client, answer};
 use super::print::Printer;
 use super::{Error, json, words};
 use crate::wire::proto::v1::{PingVirtualMachineRequest, Pong, pong::Outcome};
 
-/// Pings `count` times, once a second, or until it is interrupted, and sums up for people.
+/// Pings `count` times, once per second, or until it is interrupted, and shows a summary to people.
 ///
 /// # Errors
-/// If the VM is unknown or has no session, a ping fails, or standard output cannot be written.
+/// Fails if the VM is unknown or has no session, a ping fails, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, name: String, count: u32) -> Result<(), Error> {
     let request = PingVirtualMachineRequest { name: name.clone(), count, interval_milliseconds: 0 };
     let mut pongs = answer(client.ping_virtual_machine(request), &name).await?;
@@ -36,7 +36,7 @@ pub async fn run(mut client: Client, printer: &mut Printer, name: String, count:
 /// Completes at SIGINT, which Ctrl-C sends.
 async fn interrupted() {
     if tokio::signal::ctrl_c().await.is_err() {
-        // Then it ends the process, as it does by itself.
+        // Without a handler, the default action of the signal ends the process.
         std::future::pending::<()>().await;
     }
 }

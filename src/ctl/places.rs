@@ -1,4 +1,4 @@
-//! Where guests run, the Nodes that they are, and how they are: as values for programs.
+//! Location of guests, the Nodes that they are, and their health, as values for programs.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,7 +8,7 @@ use super::json::rfc3339;
 pub use crate::events::places::{health_words, labels, node_words, words};
 use crate::wire::proto::v1;
 
-/// Where something runs.
+/// Location in the topology.
 #[derive(Debug, Serialize)]
 pub struct Place {
     region: String,
@@ -17,7 +17,7 @@ pub struct Place {
     labels: BTreeMap<String, String>,
 }
 
-/// What a guest is to know of where it runs, and does.
+/// Topology of a guest: what it is to be informed of, and what it knows.
 #[derive(Debug, Serialize)]
 pub struct Standing {
     wanted: Option<Place>,
@@ -26,7 +26,7 @@ pub struct Standing {
     problem: String,
 }
 
-/// The Node that a guest is.
+/// Kubernetes Node of a guest.
 #[derive(Debug, Serialize)]
 pub struct Node {
     name: String,
@@ -41,7 +41,7 @@ pub struct Node {
     kubelet_version: String,
 }
 
-/// How a guest's start went, and its services are.
+/// Health of a guest: the result of its boot, and its services.
 #[derive(Debug, Serialize)]
 pub struct Health {
     cloud_init: String,
@@ -49,7 +49,7 @@ pub struct Health {
     failed_units: Vec<String>,
 }
 
-/// In an order that does not change.
+/// Sorts labels, so that their order is stable.
 fn sorted(labels: HashMap<String, String>) -> BTreeMap<String, String> {
     labels.into_iter().collect()
 }

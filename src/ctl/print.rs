@@ -1,4 +1,4 @@
-//! The one place that writes to standard output, and warnings to standard error.
+//! Output: the only place that writes to standard output, and warnings to standard error.
 
 use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
@@ -9,43 +9,43 @@ use tokio::net::unix::pipe;
 
 use crate::text::colours::Colours;
 
-/// For whom the output is.
+/// Format of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// People.
+    /// Tables for people.
     Table,
-    /// Programs, as JSON.
+    /// JSON for programs.
     Json,
-    /// Programs, and people who like to read it, as YAML.
+    /// YAML, for programs and for people who prefer it.
     Yaml,
 }
 
-/// Writes in one format.
+/// Writer of the output in one format.
 #[derive(Debug)]
 pub struct Printer {
     format: Format,
 }
 
 impl Printer {
-    /// Writes in `format`.
+    /// Creates a printer for `format`.
     pub fn new(format: Format) -> Self {
         Self { format }
     }
 
-    /// Whether programs read it.
+    /// Returns whether the output is for programs.
     pub fn is_for_programs(&self) -> bool {
         self.format != Format::Table
     }
 
-    /// Whether people see colours.
+    /// Returns whether the output for people has colours.
     pub fn colours(&self) -> Colours {
         Colours::on(&io::stdout())
     }
 
-    /// Writes `value` as indented JSON or as YAML, or the lines that `table` makes.
+    /// Writes `value` as indented JSON or as YAML, or the lines that `table` returns.
     ///
     /// # Errors
-    /// As write(2) gives them.
+    /// The errors of write(2).
     pub fn value<T: Serialize>(&mut self, value: &T, table: impl FnOnce() -> String) -> io::Result<()> {
         let text = match self.format {
             Format::Table => table(),
@@ -55,10 +55,10 @@ impl Printer {
         write(&text)
     }
 
-    /// Writes what only people want to read.
+    /// Writes a remark for people; it is left out for programs.
     ///
     /// # Errors
-    /// As write(2) gives them.
+    /// The errors of write(2).
     pub fn remark(&mut self, words: &str) -> io::Result<()> {
         match self.format {
             Format::Table => write(&format!("{words}\n")),
@@ -66,41 +66,42 @@ impl Printer {
         }
     }
 
-    /// Writes `text` as it is, for people and programs alike.
+    /// Writes `text` unchanged, for people and programs alike.
     ///
     /// # Errors
-    /// As write(2) gives them.
+    /// The errors of write(2).
     pub fn text(&mut self, text: &str) -> io::Result<()> {
         write(text)
     }
 
-    /// Completes when nobody reads what is written any more, as when `head` has seen enough: who waits for something to
-    /// write would not notice. Never completes where that cannot be, as with a file.
+    /// Completes when the reader of standard output has closed it, as `head` does after enough lines. A verb that
+    /// waits for something to write would not notice otherwise. Never completes where this cannot be detected, as
+    /// with a file.
     pub async fn unread() {
         let out = io::stdout().as_fd().try_clone_to_owned();
-        // Nothing is written through this, so that it may be a pipe that blocks.
+        // Nothing is written through this descriptor, so it may be a pipe in blocking mode.
         let gone = async { pipe::Sender::from_owned_fd_unchecked(out?)?.ready(Interest::ERROR).await };
         if gone.await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Tells people something beside what is written, whatever programs read.
+    /// Writes a note to standard error, in every format.
     pub fn note(&mut self, words: &str) {
-        // Without a standard error there is nobody to tell.
+        // Without standard error there is no way to report a failure.
         drop(writeln!(io::stderr().lock(), "guestctl: {words}"));
     }
 
-    /// Warns people, whatever programs read.
+    /// Writes a warning to standard error, in every format.
     pub fn warn(&mut self, words: &str) {
-        // Without a standard error there is nobody to warn.
+        // Without standard error there is no way to report a failure.
         drop(writeln!(io::stderr().lock(), "guestctl: warning: {words}"));
     }
 
-    /// Writes `value` as one of many: JSON on one line, a document of YAML, or the words that `words` makes.
+    /// Writes `value` as one of many: JSON on one line, a YAML document, or the text that `words` returns.
     ///
     /// # Errors
-    /// As write(2) gives them.
+    /// The errors of write(2).
     pub fn line<T: Serialize>(&mut self, value: &T, words: impl FnOnce() -> String) -> io::Result<()> {
         let text = match self.format {
             Format::Table => words() + "\n",
@@ -111,7 +112,8 @@ impl Printer {
     }
 }
 
-/// With a line's end. Words such as `yes` and `1:30`, which some readers take for something else, stand in quotation marks.
+/// Formats YAML with a final newline. Strings such as `yes` and `1:30`, which some parsers take for other
+/// types, are quoted.
 fn yaml<T: Serialize>(value: &T) -> io::Result<String> {
     // Long texts stay on one line each, as in JSON.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
@@ -119,7 +121,7 @@ fn yaml<T: Serialize>(value: &T) -> io::Result<String> {
     Ok(if text.ends_with('\n') { text } else { text + "\n" })
 }
 
-/// At once and whole, so that a reader sees it when it happens.
+/// Writes a text at once and as a whole, so that a reader sees an event when it happens.
 fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -142,7 +144,7 @@ mod tests {
     }
 
     proptest! {
-        /// Names and reasons come from guests and hypervisors, and may be anything.
+        /// Names and reasons come from guests and hypervisors, and may contain anything.
         #[test]
         fn any_text_stays_one_value(text in any::<String>(), other in "[-?:,\\[\\]{}#&*!|>'\"%@`~ \n\ta-z0-9.]{0,12}") {
             let value = json!({ "one": text, "two": [other.clone()], other: true });

@@ -1,5 +1,5 @@
-//! `guestctl proxy`: standard input and output are a connection with `guestlet-host`, for a guestctl elsewhere that has started
-//! this one where the socket is.
+//! `guestctl proxy`: connects standard input and output with `guestlet-host`, for a guestctl elsewhere that
+//! has started this one on the machine with the socket.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -10,10 +10,11 @@ use tokio::net::unix::pipe;
 
 use super::{Error, client};
 
-/// Passes on what comes from each side, until the daemon ends the connection, or nobody reads any more.
+/// Copies data in both directions until the daemon ends the connection, or the reader of the output closes
+/// it.
 ///
 /// # Errors
-/// If there is no daemon, or standard input or output is no pipe.
+/// Fails if the daemon is not running, or standard input or output is not a pipe.
 pub async fn run(socket: PathBuf) -> Result<(), Error> {
     let stream = client::dial(socket).await?;
     let (mut from_daemon, mut to_daemon) = stream.into_split();
@@ -24,12 +25,12 @@ pub async fn run(socket: PathBuf) -> Result<(), Error> {
     };
     let (mut input, mut output) = own().map_err(Error::NoPipe)?;
     let sending = async {
-        // Whatever ends it, the daemon ends the connection then.
+        // Whatever ends the copy, the daemon then ends the connection.
         drop(copy(&mut input, &mut to_daemon).await);
         drop(to_daemon.shutdown().await);
         std::future::pending::<()>().await;
     };
-    // While nothing comes, only this tells that whoever has started this has gone.
+    // While no data arrives, only this detects that the process at the other end has ended.
     let unread = io::stdout().as_fd().try_clone_to_owned().and_then(pipe::Sender::from_owned_fd);
     let unread = unread.map_err(Error::NoPipe)?;
     tokio::select! {

@@ -1,15 +1,16 @@
-//! How a guest was in the last minutes: as lines of small bars, and for programs. Pure, but for what the terminal can show.
+//! Load of a guest in the last minutes: as lines of small bars, and for programs. Pure, apart from the locale
+//! that it reads.
 
 use serde::Serialize;
 
 use crate::metrics::recent::SPAN;
 use crate::wire::proto::v1::{RecentMetrics, RecentPoint};
 
-/// The bars of a terminal that shows Unicode, and of any other.
+/// Characters of bars for terminals that show Unicode, and for others.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const ASCII: [char; 8] = ['_', '.', ':', '-', '=', '+', '*', '#'];
 
-/// How a guest was between two times at which somebody has asked.
+/// Load of a guest between two samples.
 #[derive(Debug, Serialize)]
 pub struct Recent {
     seconds_ago: u32,
@@ -26,12 +27,12 @@ impl From<RecentPoint> for Recent {
     }
 }
 
-/// Which characters bars are made of.
+/// Characters that bars are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bars([char; 8]);
 
 impl Bars {
-    /// Those that the locale of this process can show.
+    /// Returns the characters that the locale of this process can show.
     pub fn of_locale() -> Self {
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self::of(&["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default())
@@ -42,7 +43,8 @@ impl Bars {
         Self(if locale.contains("utf-8") || locale.contains("utf8") { BLOCKS } else { ASCII })
     }
 
-    /// A bar for each part of the last 15 minutes, the newest on the right, of a ratio; a space where it is not known.
+    /// Draws a ratio as bars over the last 15 minutes, with the newest on the right, and a space where it is
+    /// unknown.
     pub fn line(
         self,
         recent: Option<&RecentMetrics>,
@@ -52,7 +54,7 @@ impl Bars {
         let points = recent.map_or(&[][..], |recent| &recent.points);
         let width = SPAN.as_secs_f64() / f64::from(columns.max(1));
         let bar = |column: u32| {
-            // What each point covers of this column, in seconds ago.
+            // Part of this column that each point covers, in seconds ago.
             let (begin, end) = (width * f64::from(columns - column), width * f64::from(columns - column - 1));
             let (mut sum, mut covered) = (0.0, 0.0);
             for point in points {

@@ -1,25 +1,25 @@
-//! Standard streams, which may block, and which others may have made ones that do not wait.
+//! Standard streams. They may block, and other processes may have switched them to non-blocking mode.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// The pause before a stream that others have made one that does not wait is tried again.
+/// Pause before the next attempt on a stream that others have switched to non-blocking mode.
 const BUSY: Duration = Duration::from_millis(10);
 
-/// A standard stream without a buffer, all of whose errors are told.
+/// Returns an unbuffered standard stream that reports all of its errors.
 ///
 /// # Errors
-/// If there is no room for another descriptor.
+/// Fails if no further descriptor can be opened.
 pub fn stream(stream: impl AsFd) -> io::Result<File> {
     stream.as_fd().try_clone_to_owned().map(File::from)
 }
 
-/// Writes everything.
+/// Writes all bytes.
 ///
 /// # Errors
-/// As the stream.
+/// The errors of the stream.
 pub fn write(mut stream: impl Write, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match stream.write(bytes) {
@@ -31,10 +31,10 @@ pub fn write(mut stream: impl Write, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits a little if an error is none of the stream's.
+/// Waits a little after an error that is only temporary.
 ///
 /// # Errors
-/// If it is one.
+/// Fails with the error if it is one of the stream.
 pub fn may_try_again(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::Interrupted => {}

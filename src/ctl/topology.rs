@@ -15,7 +15,7 @@ use crate::wire::proto::v1::{
 #[derive(Debug, Serialize)]
 struct All {
     host: Option<places::Place>,
-    /// Of a cluster.
+    /// Hosts of a cluster; empty without a cluster.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     hosts: Vec<OneHost>,
     virtual_machines: Vec<One>,
@@ -41,29 +41,29 @@ struct One {
     topology: Option<places::Standing>,
 }
 
-/// Shows it.
+/// Shows the topology.
 ///
 /// # Errors
-/// If the daemon does not answer, or standard output cannot be written.
+/// Fails if the daemon does not answer, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer) -> Result<(), Error> {
     let status = answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
     let host = Host { name: "(this host)".to_owned(), topology: status.topology };
     show(printer, &[host], &client::vms(&mut client, false).await?)
 }
 
-/// Where a host is.
+/// Topology of a host.
 #[derive(Debug)]
 pub struct Host {
-    /// What it is called here.
+    /// Name of the host here.
     pub name: String,
-    /// Where it is, if it says so.
+    /// Topology, if the host has one.
     pub topology: Option<Topology>,
 }
 
 /// Writes where hosts and their VMs are.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Fails if standard output cannot be written.
 pub fn show(printer: &mut Printer, hosts: &[Host], vms: &[VirtualMachine]) -> Result<(), Error> {
     let one = |vm: &VirtualMachine| One {
         name: vm.name.clone(),
@@ -71,7 +71,7 @@ pub fn show(printer: &mut Printer, hosts: &[Host], vms: &[VirtualMachine]) -> Re
         state: state(vm),
         topology: vm.topology.clone().map(places::Standing::from),
     };
-    // A host says where it is, and a cluster says it of each.
+    // A single host shows its own topology; in a cluster that of each host is shown.
     let (this, others) = match hosts {
         [host] if host.name.starts_with('(') => (Some(host), &[][..]),
         all => (None, all),
@@ -84,7 +84,7 @@ pub fn show(printer: &mut Printer, hosts: &[Host], vms: &[VirtualMachine]) -> Re
     Ok(printer.value(&all, || rows(hosts, vms, SystemTime::now()))?)
 }
 
-/// Whether the guest knows, in one word.
+/// Returns in one word whether the guest knows its topology.
 fn state(vm: &VirtualMachine) -> &'static str {
     let standing = vm.topology.clone().unwrap_or_default();
     match vm.session() {

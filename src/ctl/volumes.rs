@@ -13,61 +13,61 @@ use crate::wire::proto::v1::{
     RemoveVolumeRequest, Volume, VolumeHolder,
 };
 
-/// How long the daemon may take: it may wait for a guest, and fill a large image.
+/// Timeout for the daemon: it may wait for a guest, and write a large image.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(600);
 
-/// What to do.
+/// Operation on volumes.
 #[derive(Debug, Clone)]
 pub enum Action {
-    /// List them.
+    /// List volumes.
     List {
-        /// Of this cluster only.
+        /// Cluster that the list is limited to.
         cluster: Option<String>,
-        /// With more columns.
+        /// True to show more columns.
         wide: bool,
     },
-    /// Make one.
+    /// Create a volume.
     Create {
-        /// Of which cluster.
+        /// Cluster of the volume.
         cluster: String,
-        /// Its name there.
+        /// Name of the volume in the cluster.
         name: String,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
-        /// Its storage class, if that is said.
+        /// Storage class, if one is given.
         class: Option<String>,
     },
-    /// Plug one into a VM.
+    /// Attach a volume to a VM.
     Attach {
-        /// Its identifier.
+        /// Identifier of the volume.
         volume: String,
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// The guest cannot write.
+        /// True if the guest cannot write to it.
         read_only: bool,
     },
-    /// Take one away from its VM.
+    /// Detach a volume from its VM.
     Detach {
-        /// Its identifier.
+        /// Identifier of the volume.
         volume: String,
-        /// Whatever the guest says.
+        /// True to detach it even if the guest does not release it.
         force: bool,
     },
-    /// Make one larger.
+    /// Grow a volume.
     Expand {
-        /// Its identifier.
+        /// Identifier of the volume.
         volume: String,
-        /// Bytes.
+        /// New size in bytes.
         size: u64,
     },
-    /// Remove one with all that is in it.
+    /// Remove a volume with all of its data.
     Remove {
-        /// Its identifier.
+        /// Identifier of the volume.
         volume: String,
     },
 }
 
-/// What programs read of a volume. Keys are part of the interface: add, never change.
+/// Volume for programs. Keys are part of the interface: add, never change.
 #[derive(Debug, Serialize)]
 struct Value {
     id: String,
@@ -79,7 +79,7 @@ struct Value {
     serial: String,
     problem: String,
     holder: Option<Holder>,
-    /// Of a volume that many VMs have at a time.
+    /// Holders of a volume that many VMs use at the same time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sharers: Vec<Holder>,
 }
@@ -95,16 +95,16 @@ struct Holder {
     pods: Vec<String>,
 }
 
-/// What programs read of a volume that is gone.
+/// Removed volume, for programs.
 #[derive(Debug, Serialize)]
 struct Removed {
     removed: String,
 }
 
-/// Does it, and shows the volume as it is then.
+/// Carries out an operation, and shows the volume as it is afterwards.
 ///
 /// # Errors
-/// If it cannot be done, the daemon does not answer, or standard output cannot be written.
+/// Fails if the operation fails, the daemon does not answer, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> Result<(), Error> {
     let volume = match action {
         Action::List { cluster, wide } => {
@@ -135,7 +135,7 @@ pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> R
     Ok(printer.value(&Value::from(volume.clone()), || rows(&[volume], false))?)
 }
 
-/// The answer. What is not found may be a volume or a VM, so the daemon's words say it.
+/// Waits for the answer. `NOT_FOUND` may concern a volume or a VM, so the daemon's message is kept.
 async fn wait<T>(call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>) -> Result<T, Error> {
     let call = async { call.await.map_err(said) };
     answer_within(call, "", ANSWER_DEADLINE).await
@@ -174,7 +174,7 @@ impl From<Volume> for Value {
     }
 }
 
-/// The VM that has a volume, and how it has it.
+/// Describes the VM that has a volume, and how it is attached.
 fn named(holder: &VolumeHolder) -> String {
     match (holder.leaving, holder.read_only) {
         (true, _) => format!("{} (leaving)", holder.vm),

@@ -1,4 +1,4 @@
-//! `guestctl watch [NAME]`: what happens from now on, and what happened lately, one line for each event.
+//! `guestctl watch [NAME]`: shows new events and recent ones, one on each line.
 
 use crate::text;
 use std::time::{Duration, SystemTime};
@@ -16,16 +16,16 @@ use crate::wire::proto::v1::{
     WatchVirtualMachinesRequest,
 };
 
-/// What to show.
+/// Selection of the events to show.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Of which VM; none: of all.
+    /// VM that events are about; `None` for all.
     pub name: Option<String>,
-    /// Of which kinds, by their names; none: all but heartbeats.
+    /// Names of the kinds of events; empty for all but heartbeats.
     pub kinds: Vec<String>,
-    /// Heartbeats too.
+    /// True to show heartbeats, too.
     pub heartbeats: bool,
-    /// First what happened for so long.
+    /// Period whose past events are shown first.
     pub since: Option<Duration>,
 }
 
@@ -38,10 +38,10 @@ impl Filter {
     }
 }
 
-/// Shows events until the daemon ends, or nobody reads them any more.
+/// Shows events until the daemon ends, or standard output is closed by its reader.
 ///
 /// # Errors
-/// If the VM is unknown, the daemon ends, events were lost, or standard output cannot be written.
+/// Fails if the VM is unknown, the daemon ends, events were lost, or standard output cannot be written.
 pub async fn run(client: Client, printer: &mut Printer, filter: Filter) -> Result<(), Error> {
     let name = filter.name.clone().unwrap_or_default();
     let mut events = open(client, &filter).await?;
@@ -55,10 +55,10 @@ pub async fn run(client: Client, printer: &mut Printer, filter: Filter) -> Resul
     }
 }
 
-/// Has a daemon tell of events.
+/// Subscribes to the events of a daemon.
 ///
 /// # Errors
-/// If the VM is unknown, or the daemon does not answer.
+/// Fails if the VM is unknown, or the daemon does not answer.
 pub async fn open(mut client: Client, filter: &Filter) -> Result<Streaming<VirtualMachineEvent>, Error> {
     let name = filter.name.clone().unwrap_or_default();
     let since =
@@ -67,10 +67,10 @@ pub async fn open(mut client: Client, filter: &Filter) -> Result<Streaming<Virtu
     answer(client.watch_virtual_machines(request), &name).await
 }
 
-/// Writes an event, if it is wanted.
+/// Writes an event if the filter selects it.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Fails if standard output cannot be written.
 pub fn show(printer: &mut Printer, filter: &Filter, event: &VirtualMachineEvent) -> Result<(), Error> {
     if filter.wants(kinds::name(event)) {
         let colours = printer.colours();

@@ -1,4 +1,4 @@
-//! How states and times look to people and, in part, to programs.
+//! Texts for states and times, for people and, in part, for programs.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +12,7 @@ pub use crate::events::users::words as user;
 use crate::text::colours::Style;
 use crate::wire::proto::v1::{CallbackState, GuestSuspended, PowerState, SessionState, VirtualMachine};
 
-/// A power state in one word.
+/// Returns a power state in one word.
 pub fn power(power: PowerState) -> &'static str {
     match power {
         PowerState::Unspecified => "unknown",
@@ -22,12 +22,13 @@ pub fn power(power: PowerState) -> &'static str {
     }
 }
 
-/// Where a guest has suspended itself to.
+/// Returns the target of a guest's suspension.
 pub fn suspended_to(suspended: GuestSuspended) -> &'static str {
     if suspended.to_disk { "disk" } else { "memory" }
 }
 
-/// Why a VM is not as it should be: what its session says, what its hypervisor does not, and its disks that fail.
+/// Lists the reasons why a VM is not healthy: those of its session, the problem with its power state, and its
+/// failing disks.
 pub fn reasons(vm: &VirtualMachine) -> String {
     let reasons = [&vm.reason, &vm.power_problem];
     let mut reasons: Vec<_> = reasons.into_iter().filter(|reason| !reason.is_empty()).cloned().collect();
@@ -35,7 +36,7 @@ pub fn reasons(vm: &VirtualMachine) -> String {
     reasons.join("; ")
 }
 
-/// A session's state in one word.
+/// Returns a session's state in one word.
 pub fn session(session: SessionState) -> &'static str {
     match session {
         SessionState::Unspecified => "unknown",
@@ -48,7 +49,7 @@ pub fn session(session: SessionState) -> &'static str {
     }
 }
 
-/// How a session's state is shown in colours; in none if nothing is expected of the VM.
+/// Returns the style of a session's state; `None` if nothing is expected of the VM.
 pub fn session_style(session: SessionState) -> Option<Style> {
     match session {
         SessionState::Connected => Some(Style::Good),
@@ -58,7 +59,7 @@ pub fn session_style(session: SessionState) -> Option<Style> {
     }
 }
 
-/// The callback's state in one word.
+/// Returns the callback's state in one word.
 pub fn callback(callback: CallbackState) -> &'static str {
     match callback {
         CallbackState::Unspecified => "none",
@@ -67,16 +68,16 @@ pub fn callback(callback: CallbackState) -> &'static str {
     }
 }
 
-/// Nanoseconds as milliseconds.
+/// Converts nanoseconds to milliseconds.
 #[allow(clippy::cast_precision_loss, reason = "nobody waits long enough")]
 pub fn milliseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e6
 }
 
-/// A span as people write it: `90s`, `5m`, `2h`, `3d`; a number alone is seconds.
+/// Parses a span of time as people write it: `90s`, `5m`, `2h`, `3d`; a number alone is seconds.
 ///
 /// # Errors
-/// With what is wrong, if it is none.
+/// Fails with a message if it is not valid.
 pub fn parse_span(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|one: char| one.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -90,7 +91,7 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(u64::from(number) * unit))
 }
 
-/// How long ago, such as `5s`, `3m12s`, `2h5m` or `3d4h`; a dash for never.
+/// Formats the age of a time, such as `5s`, `3m12s`, `2h5m` or `3d4h`; a dash stands for never.
 pub fn age(time: Option<&Timestamp>, now: SystemTime) -> String {
     let Some(then) = time.and_then(|time| SystemTime::try_from(*time).ok()) else {
         return "-".to_owned();
@@ -109,7 +110,7 @@ fn span(span: Duration) -> String {
     }
 }
 
-/// A time to the millisecond in UTC, such as `2026-01-02T03:04:05.678Z`; a dash for none.
+/// Formats a time with milliseconds in UTC, such as `2026-01-02T03:04:05.678Z`; a dash stands for none.
 pub fn time(time: Option<&Timestamp>) -> String {
     let Some(time) = time else { return "-".to_owned() };
     let milliseconds = time.nanos / 1_000_000;

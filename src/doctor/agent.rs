@@ -1,4 +1,4 @@
-//! The program, its settings and its unit.
+//! Checks of the program, its settings and its unit.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use super::Patient;
 use crate::privileges;
 use crate::text::findings::Finding;
 
-/// Capabilities by their numbers, as linux/capability.h has them.
+/// Names of capabilities in the order of their numbers in linux/capability.h.
 const CAPABILITIES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -51,7 +51,7 @@ const CAPABILITIES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-/// Whether the settings can be read.
+/// Checks that the settings can be read.
 pub fn settings(patient: &Patient<'_>) -> Finding {
     match patient.settings {
         Ok(_) => Finding::good("settings", "they are valid (guestlet -D shows them)"),
@@ -63,7 +63,7 @@ pub fn settings(patient: &Patient<'_>) -> Finding {
     }
 }
 
-/// Whether the agent runs, and is the one that is installed.
+/// Checks that the agent is running, and that it is the installed version.
 pub fn running(patient: &Patient<'_>) -> Finding {
     let answer = match &patient.answer {
         Ok(answer) => answer,
@@ -83,7 +83,7 @@ pub fn running(patient: &Patient<'_>) -> Finding {
     Finding::note("agent", says, "systemctl restart guestlet")
 }
 
-/// A mount namespace of the agent's own hides what it mounts.
+/// Checks that the agent has no mount namespace of its own, which would hide its mounts.
 pub fn namespace(patient: &Patient<'_>) -> Option<Finding> {
     let process = patient.answer.as_ref().ok()?.process?;
     let of = |process: i32| std::fs::read_link(patient.root.path(&format!("/proc/{process}/ns/mnt"))).ok();
@@ -97,7 +97,8 @@ pub fn namespace(patient: &Patient<'_>) -> Option<Finding> {
     })
 }
 
-/// Whether the unit has taken away what the settings need, or not yet what they leave unused.
+/// Checks whether the unit has dropped privileges that the settings need, or still has some that they do not
+/// need.
 pub fn privileges(patient: &Patient<'_>) -> Option<Finding> {
     const RELOAD: &str = "systemctl daemon-reload && systemctl restart guestlet";
     let process = patient.answer.as_ref().ok()?.process?;
@@ -111,7 +112,8 @@ pub fn privileges(patient: &Patient<'_>) -> Option<Finding> {
         CAPABILITIES.iter().position(|known| *known == name).is_some_and(|number| bounds >> number & 1 == 1)
     };
     match privileges::options(settings) {
-        // Not SYS_MODULE and the like: containers, and units that people made, are without them on purpose.
+        // Containers, and units written by people, omit capabilities such as SYS_MODULE on purpose, so those are not
+        // checked.
         Err(reason) if !has("SYS_TIME") || !has("SETUID") => {
             let says = format!("the unit drops privileges, although {reason}");
             Some(Finding::wrong("privileges", says, RELOAD))

@@ -1,4 +1,4 @@
-//! How the agent is reached: the channel of QGA, vsock, and who holds this guest.
+//! Paths to the agent: the channel of QGA, vsock, and the host half that holds this guest.
 
 use std::path::Path;
 
@@ -9,16 +9,16 @@ use crate::privileges;
 use crate::sys::root::Root;
 use crate::text::findings::Finding;
 
-/// The port's name, by which QGA clients know it.
+/// Name of the port by which QGA clients find it.
 const PORT: &str = "org.qemu.guest_agent.0";
-/// virtio's number of a socket device.
+/// Device type of a socket device in virtio.
 const VSOCK_DEVICE: &str = "0x0013";
-/// virtio's number on PCI, and that of a socket device there.
+/// PCI vendor of virtio, and PCI device of a socket device.
 const VIRTIO_VENDOR: &str = "0x1af4";
 const VSOCK_ON_PCI: &str = "0x1053";
-/// The module of a socket device's driver.
+/// Kernel module with the driver of the socket device.
 const VSOCK_MODULE: &str = "vmw_vsock_virtio_transport";
-/// Without one of these, `KubeVirt` calls the agent unsupported.
+/// Commands without any of which `KubeVirt` calls the agent unsupported.
 const KUBEVIRT: [&str; 10] = [
     "guest-ping",
     "guest-get-time",
@@ -32,7 +32,7 @@ const KUBEVIRT: [&str; 10] = [
     "guest-get-osinfo",
 ];
 
-/// Whether the host half is there: then this guest can be reached, whatever else is missing.
+/// Returns whether a host half holds this guest. If so, the guest is reachable, whatever else is missing.
 fn is_held(patient: &Patient<'_>) -> bool {
     patient.answer.as_ref().is_ok_and(|answer| answer.status.host.is_some())
 }
@@ -45,7 +45,7 @@ fn missing(patient: &Patient<'_>, subject: &str, says: String, remedy: &str) -> 
     }
 }
 
-/// The channel of QGA clients.
+/// Checks the channel of QGA clients.
 pub fn qga(patient: &Patient<'_>) -> Option<Finding> {
     let subject = "QGA";
     let path = match &patient.settings.ok()?.qga {
@@ -93,7 +93,8 @@ fn port_names(root: &Root) -> Vec<String> {
     ports.iter().map(|port| root.line(&format!("/sys/class/virtio-ports/{port}/name"))).collect()
 }
 
-/// Who but `agent` has the device open, by name and process. One that does not answer is known by its name.
+/// Returns the names and processes that have the device open, apart from `agent`. A process that cannot be
+/// examined is given by name only.
 fn openers(root: &Root, device: &Path, agent: Option<i32>) -> Vec<String> {
     let Ok(device) = device.canonicalize() else { return Vec::new() };
     let processes = std::fs::read_dir(root.path("/proc")).into_iter().flatten().flatten();
@@ -116,7 +117,7 @@ fn openers(root: &Root, device: &Path, agent: Option<i32>) -> Vec<String> {
     found
 }
 
-/// Whether those commands may be called that hypervisors' managers insist on.
+/// Checks that the commands are allowed that managers of hypervisors require.
 pub fn commands(patient: &Patient<'_>) -> Option<Finding> {
     let settings = patient.settings.ok()?;
     let allowed = |name: &&str| privileges::may_call(settings, name);
@@ -128,7 +129,7 @@ pub fn commands(patient: &Patient<'_>) -> Option<Finding> {
     })
 }
 
-/// Whether what the settings grant is what anybody is held to.
+/// Checks whether the grants in the settings are effective for every client.
 pub fn grants(patient: &Patient<'_>) -> Option<Finding> {
     let settings = patient.settings.ok()?;
     let rules = &settings.rules;
@@ -149,7 +150,7 @@ pub fn grants(patient: &Patient<'_>) -> Option<Finding> {
     )
 }
 
-/// The device, and the ports on it.
+/// Checks the vsock device, and the ports on it.
 pub fn vsock(patient: &Patient<'_>) -> Option<Finding> {
     let subject = "vsock";
     let settings = patient.settings.ok()?;
@@ -197,13 +198,13 @@ pub fn vsock(patient: &Patient<'_>) -> Option<Finding> {
     })
 }
 
-/// How well this guest's vsock device is.
+/// State of this guest's vsock device.
 enum Vsock {
-    /// A driver has it.
+    /// A driver is bound to the device.
     Works,
-    /// No driver has it.
+    /// No driver is bound to the device.
     NoDriver,
-    /// There is none.
+    /// The device is missing.
     NoDevice,
 }
 
@@ -216,7 +217,7 @@ fn vsock_device(root: &Root) -> Vsock {
         let is_driven = root.path(&format!("{virtio}/{name}/driver")).exists();
         return if is_driven { Vsock::Works } else { Vsock::NoDriver };
     }
-    // Without virtio's own driver the device is known to PCI only.
+    // Without virtio's PCI driver, the device is visible on the PCI bus only.
     let pci = "/sys/bus/pci/devices";
     let on_pci =
         |name: &String| is(pci, name, "vendor", VIRTIO_VENDOR) && is(pci, name, "device", VSOCK_ON_PCI);
@@ -228,19 +229,19 @@ fn names(root: &Root, folder: &str) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// Whether the module is installed for the kernel that runs. (One that is built in needs no loading.)
+/// Returns whether the module is installed for the running kernel. (A built-in module needs no loading.)
 fn has_module(root: &Root, module: &str) -> bool {
     let kernel = root.line("/proc/sys/kernel/osrelease");
     let list = root.read(&format!("/lib/modules/{kernel}/modules.dep")).unwrap_or_default();
     let file = format!("/{module}.ko");
-    // `kernel/net/vmw_vsock/vmw_vsock_virtio_transport.ko.xz: …`
+    // Format of a line: `kernel/net/vmw_vsock/vmw_vsock_virtio_transport.ko.xz: …`
     String::from_utf8_lossy(&list).lines().any(|line| {
         let path = line.split(':').next().unwrap_or_default();
         path.rsplit_once(&file).is_some_and(|(_, end)| end.is_empty() || end.starts_with('.'))
     })
 }
 
-/// Whether somebody on the host looks after this guest.
+/// Checks whether a host half holds this guest.
 pub fn host(patient: &Patient<'_>) -> Option<Finding> {
     let status = &patient.answer.as_ref().ok()?.status;
     let subject = "host";

@@ -1,9 +1,10 @@
-//! What else matters in the guest: freezes, rules for disks, another agent, kubelet, mandatory access control.
+//! Checks of the rest of the guest: freezes, rules for disks, other agents, kubelet, mandatory access
+//! control.
 
 use super::Patient;
 use crate::text::findings::Finding;
 
-/// Where kubelets keep their state.
+/// State directories of kubelets.
 const KUBELETS: [(&str, &str); 3] = [
     ("RKE2", "/var/lib/rancher/rke2/agent"),
     ("k3s", "/var/lib/rancher/k3s/agent"),
@@ -12,7 +13,7 @@ const KUBELETS: [(&str, &str); 3] = [
 /// Programs that serve the same channel.
 const OTHERS: [&str; 2] = ["/usr/sbin/qemu-ga", "/usr/bin/qemu-ga"];
 
-/// Whether something is frozen.
+/// Checks whether file systems are frozen.
 pub fn freeze(patient: &Patient<'_>) -> Option<Finding> {
     let freeze = patient.answer.as_ref().ok()?.status.freeze.as_ref()?;
     let says = if freeze.stage != "thawed" {
@@ -25,7 +26,7 @@ pub fn freeze(patient: &Patient<'_>) -> Option<Finding> {
     Some(Finding::note("freeze", says, "guestlet status shows more; guestlet thaw ends a freeze"))
 }
 
-/// Rules that did not find their disk, or failed.
+/// Reports rules that did not find their disk, or failed.
 pub fn disk_rules(patient: &Patient<'_>) -> Vec<Finding> {
     let Ok(answer) = &patient.answer else { return Vec::new() };
     let disks = &answer.disks;
@@ -56,7 +57,7 @@ pub fn disk_rules(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Another program that would serve the same channel.
+/// Looks for another program that would serve the same channel.
 pub fn other_agent(patient: &Patient<'_>) -> Option<Finding> {
     let real = |path: &&str| {
         let path = patient.root.path(path);
@@ -71,7 +72,7 @@ pub fn other_agent(patient: &Patient<'_>) -> Option<Finding> {
     ))
 }
 
-/// Whether this guest is a node of a cluster.
+/// Checks whether this guest is a node of a cluster.
 pub fn kubelet(patient: &Patient<'_>) -> Finding {
     match KUBELETS.into_iter().find(|(_, path)| patient.root.path(path).exists()) {
         Some((what, path)) => Finding::good("kubelet", format!("{what} keeps its state in {path}")),
@@ -79,7 +80,7 @@ pub fn kubelet(patient: &Patient<'_>) -> Finding {
     }
 }
 
-/// Mandatory access control.
+/// Checks mandatory access control.
 pub fn confinement(patient: &Patient<'_>) -> Finding {
     let process = patient.answer.as_ref().ok().and_then(|answer| answer.process);
     let context = process.map(|process| patient.root.line(&format!("/proc/{process}/attr/current")));

@@ -1,4 +1,4 @@
-//! The agent's own life, and that of its machine.
+//! Events about the agent itself and its machine: start, stop, suspension, clock.
 
 use super::Happening;
 use crate::wire::proto::v1::{

@@ -1,4 +1,4 @@
-//! Disks that come, change and go.
+//! Events about disks that are added, changed or removed.
 
 use super::state::{Change, Excess};
 use super::{Happening, few};
@@ -97,7 +97,7 @@ impl Happening for DiskFailed {
     }
 }
 
-/// Such as `vdb (virtio, 10 GiB, serial number data-1)`.
+/// Describes a disk, for example `vdb (virtio, 10 GiB, serial number data-1)`.
 pub fn words(disk: Option<&Disk>) -> String {
     let Some(disk) = disk else { return "-".to_owned() };
     let serial = match disk.serials.first() {
@@ -107,7 +107,7 @@ pub fn words(disk: Option<&Disk>) -> String {
     format!("{} ({}, {}, {serial})", disk.name, disk.bus, text::size(disk.bytes))
 }
 
-/// Puts the disk in the place of what was known of it.
+/// Replaces what is known of the disk.
 fn is_now(disk: &Disk, change: &mut Change<'_>) {
     let (state, cut, room) = change.parts();
     let place = state.disks.iter().position(|known| known.generation == disk.generation);
@@ -116,7 +116,7 @@ fn is_now(disk: &Disk, change: &mut Change<'_>) {
     if room.take(heap::entry(disk)) {
         state.disks[place].clone_from(disk);
     } else {
-        // As it was would be wrong.
+        // The old entry would be wrong, and the new one does not fit.
         state.disks.remove(place);
         cut.disks = cut.disks.saturating_add(1);
     }

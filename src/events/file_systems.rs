@@ -1,4 +1,4 @@
-//! File systems that are mounted and unmounted, are about to fill, or turn read-only.
+//! Events about file systems that are mounted or unmounted, about to fill, or read-only.
 
 use super::Happening;
 use super::state::{Change, Excess};
@@ -28,7 +28,7 @@ impl Happening for FileSystemUnmounted {
     fn apply(&self, change: &mut Change<'_>) -> Result<(), Excess> {
         let Some(unmounted) = &self.file_system else { return Ok(()) };
         let (state, cut, room) = change.parts();
-        // The one mounted last goes first, as umount(2) has it.
+        // Of several identical mounts, the last one is unmounted first, see umount(2).
         match state.file_systems.iter().rposition(|known| known == unmounted) {
             Some(place) => room.give_back(heap::entry(&state.file_systems.remove(place))),
             None => cut.file_systems = cut.file_systems.saturating_sub(1),
@@ -56,7 +56,7 @@ impl Happening for FileSystemReadOnly {
     }
 }
 
-/// Such as `/data (xfs from /dev/vdb)`.
+/// Describes a mounted file system, for example `/data (xfs from /dev/vdb)`.
 pub fn words(mounted: Option<&MountedFileSystem>) -> String {
     mounted.map_or("-".to_owned(), |mounted| {
         format!("{} ({} from {})", mounted.mount_point, mounted.r#type, mounted.source)

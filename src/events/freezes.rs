@@ -1,4 +1,4 @@
-//! Freezes of file systems, and how they ended.
+//! Events about freezes of file systems and how they end.
 
 use super::Happening;
 use super::state::{Change, Excess};
@@ -29,7 +29,7 @@ impl Happening for Frozen {
 impl Happening for Thawed {
     fn words(&self) -> String {
         match self.end.as_str() {
-            // An agent that does not say more.
+            // From an agent that reports only this.
             "" if self.by_itself => "thawed by itself: no thaw was requested in time".to_owned(),
             "" => "thawed".to_owned(),
             word => {
@@ -44,7 +44,7 @@ impl Happening for Thawed {
     }
 
     fn apply(&self, change: &mut Change<'_>) -> Result<(), Excess> {
-        // A guest's event may be without a time.
+        // The event may have no time.
         let ended = Some(change.at().unwrap_or_default());
         let (state, ..) = change.parts();
         let begun = state.freeze.take().filter(|freeze| freeze.ended.is_none()).unwrap_or_default();
@@ -52,7 +52,7 @@ impl Happening for Thawed {
             holder: self.holder.clone(),
             ended,
             end: match self.end.as_str() {
-                // An agent that does not say more.
+                // From an agent that reports only this.
                 "" if self.by_itself => "deadline",
                 "" => "asked",
                 end => end,
@@ -67,12 +67,13 @@ impl Happening for Thawed {
     }
 }
 
-/// Such as `; receipt 0123…: filesystem`.
+/// Returns the end of a line that names the receipt, for example `; receipt 0123…: filesystem`; empty without an
+/// id.
 pub fn receipt(id: &str, level: &str) -> String {
     if id.is_empty() { String::new() } else { format!("; receipt {id}: {level}") }
 }
 
-/// What ended a freeze, such as `by a thaw`.
+/// Describes how a freeze ended, for example `by a thaw`.
 pub fn end(word: &str) -> String {
     match word {
         "asked" => "by a thaw",
@@ -85,7 +86,7 @@ pub fn end(word: &str) -> String {
     .to_owned()
 }
 
-/// What was wrong with a freeze, such as `: the freeze ended by itself after 8 s`.
+/// Returns the end of a line with the problem of a freeze, for example `: the freeze ended by itself after 8 s`.
 pub fn problem(problem: &str) -> String {
     if problem.is_empty() { String::new() } else { format!(": {problem}") }
 }

@@ -1,4 +1,4 @@
-//! Network interfaces and their addresses.
+//! Events about network interfaces and their addresses.
 
 use super::Happening;
 use super::state::{Change, Excess};
@@ -32,7 +32,7 @@ impl Happening for InterfacesChanged {
     }
 }
 
-/// Such as `eth0 192.0.2.7/24 fe80::1/64`.
+/// Describes an interface, for example `eth0 192.0.2.7/24 fe80::1/64`.
 pub fn words(interface: &NetworkInterface) -> String {
     let mut words = vec![interface.name.as_str()];
     words.extend(interface.addresses.iter().map(String::as_str));

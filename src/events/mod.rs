@@ -1,9 +1,9 @@
-//! What the programs know of each kind of event of a guest. Pure, of both ends: agents tell events, host halves keep them, and people
-//! read them.
+//! Kinds of events of a guest, and what all programs need to know of them. Pure, and used on both ends: agents
+//! report events, host halves keep them, and users read them.
 //!
-//! To add a kind: its message, and its field in `Event` (`proto/guestlet/v1/guest.proto`); its [`Happening`] in the file of its
-//! subject here; its row in `docs/events.md`. Its name, its keys for programs, how it is decoded, weighed and cleaned follow from the
-//! message ([`crate::wire::messages`]).
+//! To add a kind: its message, and its field in `Event` (`proto/guestlet/v1/guest.proto`); its [`Happening`] in
+//! the file of its subject here; its row in `docs/events.md`. Its name, its keys for programs, and the code that
+//! decodes, weighs and cleans it follow from the message ([`crate::wire::messages`]).
 
 use std::fmt;
 
@@ -21,46 +21,47 @@ pub mod users;
 
 use state::{Change, Excess};
 
-/// Lines of a list that stay in an event that is too large.
+/// Number of lines of a list that are kept in an event that is too large.
 const FEW: usize = 8;
 
-/// A kind of event.
+/// Behaviour of a kind of event.
 pub trait Happening: fmt::Debug {
-    /// What happened, in one line for people.
+    /// Describes the event in one line, for users.
     fn words(&self) -> String;
 
-    /// Makes of the state of the guest what happened. Most kinds change nothing in it.
+    /// Updates the state of the guest. Most kinds change nothing in it.
     ///
     /// # Errors
-    /// If the state would have more entries than allowed; it has to stay as it was then.
+    /// If the state would have more entries than allowed; an implementation must then leave it unchanged.
     fn apply(&self, _state: &mut Change<'_>) -> Result<(), Excess> {
         Ok(())
     }
 
-    /// Leaves out what makes it larger than `most` bytes of memory. For kinds with lists: texts alone are never that long.
+    /// Shortens lists until the event takes at most `most` bytes of memory. Kinds without lists need not implement it,
+    /// because single texts are never that long.
     fn slim(&mut self, _most: usize) {}
 }
 
 macro_rules! table {
     ($($message:ident $name:literal = $number:literal;)*) => {
-        /// The names of all kinds, in the order of the protos.
+        /// Names of all kinds, in the order of the protos.
         pub const NAMES: &[&str] = &[$($name),*];
 
-        /// The name of a kind; always one of [`NAMES`].
+        /// Returns the name of a kind; always one of [`NAMES`].
         pub fn name(kind: &Kind) -> &'static str {
             match kind {
                 $(Kind::$message(_) => $name,)*
             }
         }
 
-        /// What is known of an event.
+        /// Returns the behaviour of an event's kind.
         pub fn happening(kind: &Kind) -> &dyn Happening {
             match kind {
                 $(Kind::$message(event) => event,)*
             }
         }
 
-        /// What is known of an event that may be changed.
+        /// Returns the behaviour of an event's kind, for changing the event.
         pub fn happening_mut(kind: &mut Kind) -> &mut dyn Happening {
             match kind {
                 $(Kind::$message(event) => event,)*
@@ -77,7 +78,7 @@ macro_rules! table {
 
 event_kinds!(table);
 
-/// Leaves the first lines of a list.
+/// Truncates a list to its first lines.
 fn few(list: &mut Vec<String>) {
     list.truncate(FEW);
     list.shrink_to_fit();

@@ -1,4 +1,4 @@
-//! Where a guest runs, the Node that it is, and how it is.
+//! Events about where a guest runs, which Node it is, and its health.
 
 use std::collections::HashMap;
 
@@ -73,7 +73,7 @@ impl Happening for HealthChanged {
     }
 }
 
-/// Such as `region eu, zone a, on host-1`.
+/// Describes a topology, for example `region eu, zone a, on host-1`.
 pub fn words(topology: Option<&Topology>) -> String {
     const UNKNOWN: &str = "an unknown place";
     let Some(topology) = topology else { return UNKNOWN.to_owned() };
@@ -87,14 +87,14 @@ pub fn words(topology: Option<&Topology>) -> String {
     if words.is_empty() { UNKNOWN.to_owned() } else { words.join(", ") }
 }
 
-/// Its labels as `key=value`, in their order.
+/// Returns the further labels of a topology as `key=value`, sorted.
 pub fn labels(topology: &Topology) -> Vec<String> {
     let mut labels: Vec<_> = topology.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     labels.sort();
     labels
 }
 
-/// What became of the Node.
+/// Describes the state of the Node that the guest is.
 pub fn node_words(node: Option<&Node>) -> String {
     let Some(node) = node else { return "no longer a node of a cluster".to_owned() };
     let reason = if node.reason.is_empty() { String::new() } else { format!(" ({})", node.reason) };
@@ -106,7 +106,7 @@ pub fn node_words(node: Option<&Node>) -> String {
     )
 }
 
-/// How the guest is.
+/// Describes the health of the guest: failed units, and the state of cloud-init.
 pub fn health_words(health: Option<&Health>) -> String {
     let health = health.cloned().unwrap_or_default();
     let mut words = vec![match health.failed_units.as_slice() {

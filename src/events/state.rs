@@ -1,7 +1,8 @@
-//! The last known state of a guest: what its events have made of it, as far as it is not too much. Pure.
+//! Last known state of a guest, which its events update within limits. Pure.
 //!
-//! In the guest it has no bounds. On a host more entries than allowed cost a guest its session (a single event with that many was
-//! refused before it was decoded); entries that together take more bytes than allowed are left out, and it is told what was.
+//! In the guest the state has no limits. On a host, too many entries end the guest's session. (A single event with
+//! that many entries is refused before it is decoded.) Entries that together take more bytes than allowed are left
+//! out, and the state says how many were.
 
 use std::sync::Arc;
 
@@ -12,16 +13,16 @@ use crate::wire::heap::{self, Heap};
 use crate::wire::proto::v1;
 use crate::wire::weigh::List;
 
-/// How much a guest may have.
+/// Limits on the state of a guest.
 pub trait Bounds {
-    /// How many entries a list may have.
+    /// Returns the maximum number of entries of a list.
     fn of(&self, list: List) -> usize;
 
-    /// Bytes of memory that its state may take; what would be more is left out of it.
+    /// Returns the bytes of memory that the state may take; entries beyond that are left out.
     fn state_bytes(&self) -> usize;
 }
 
-/// What the guest itself knows is all of it.
+/// No limits, for the guest, which keeps all of its own state.
 #[derive(Debug, Clone, Copy)]
 pub struct Unbounded;
 
@@ -35,7 +36,7 @@ impl Bounds for Unbounded {
     }
 }
 
-/// A state that is larger than allowed.
+/// Error: the guest has more entries in a list than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the guest has more than {limit} {what}; limits.{what} in the settings allows more", what = key(*.list))]
 pub struct Excess {
@@ -44,13 +45,13 @@ pub struct Excess {
 }
 
 impl Excess {
-    /// Of this list.
+    /// Creates the error for a list that has more entries than `bounds` allow.
     pub fn new(list: List, bounds: &dyn Bounds) -> Self {
         Self { list, limit: bounds.of(list) }
     }
 }
 
-/// What the list is called in the settings.
+/// Returns the name of the list in the settings.
 fn key(list: List) -> &'static str {
     match list {
         List::Interfaces => "interfaces",
@@ -61,18 +62,18 @@ fn key(list: List) -> &'static str {
     }
 }
 
-/// What is kept of a guest's state.
+/// State of a guest as it is kept, with its memory use.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// What its events have made of it; shared with those who read it. None before the first one.
+    /// State after all events so far, shared with its readers. None before the first event.
     pub state: Option<Arc<v1::GuestState>>,
-    /// What of that is left out because it would take too many bytes.
+    /// Parts of the state that are left out because they would take too many bytes.
     pub cut: v1::StateCut,
-    /// What the state takes, of the bytes that it may.
+    /// Memory that the state takes, and the most that it may.
     room: Room,
 }
 
-/// The memory of a state.
+/// Memory budget of a state.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Room {
     used: usize,
@@ -80,7 +81,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Takes room for something, if there is enough.
+    /// Reserves memory for an entry, and returns whether there was enough.
     pub fn take(&mut self, bytes: usize) -> bool {
         let fits = self.used.saturating_add(bytes) <= self.most;
         if fits {
@@ -89,12 +90,12 @@ impl Room {
         fits
     }
 
-    /// Gives back what something took that is gone.
+    /// Returns the bytes of something that was removed from the state.
     pub fn give_back(&mut self, bytes: usize) {
         self.used = self.used.saturating_sub(bytes);
     }
 
-    /// Keeps of a list what there is room for, and counts the rest.
+    /// Keeps the entries of a list that fit into the room, and returns the number of the others.
     pub fn keep<T: Heap>(&mut self, list: &mut Vec<T>) -> u32 {
         let before = list.len();
         list.retain(|one| self.take(heap::entry(one)));
@@ -105,7 +106,7 @@ impl Room {
         u32::try_from(cut).unwrap_or(u32::MAX)
     }
 
-    /// Adds to a list if there is room, and counts it otherwise.
+    /// Adds an entry to a list if it fits, and otherwise counts it as left out.
     pub fn add<T: Heap + Clone>(&mut self, list: &mut Vec<T>, one: &T, cut: &mut u32) {
         if self.take(heap::entry(one)) {
             list.push(one.clone());
@@ -114,7 +115,7 @@ impl Room {
         }
     }
 
-    /// Removes from a list what is gone. What is not there may be one of those that were left out.
+    /// Removes entries from a list. If none matches, the entry is taken to be one of those that were left out.
     pub fn remove<T: Heap>(&mut self, list: &mut Vec<T>, gone: impl Fn(&T) -> bool, cut: &mut u32) {
         let before = list.len();
         list.retain(|one| {
@@ -129,7 +130,7 @@ impl Room {
         }
     }
 
-    /// Puts something in the place of what was there; says whether it was left out.
+    /// Replaces a value, and returns whether the new one was left out.
     pub fn replace<T: Heap + Clone>(&mut self, place: &mut Option<T>, new: Option<&T>) -> bool {
         self.give_back(place.heap());
         *place = new.filter(|new| self.take(new.heap())).cloned();
@@ -138,10 +139,11 @@ impl Room {
 }
 
 impl Kept {
-    /// Makes of the state what `event` says, and takes the state out of `AgentReady`.
+    /// Updates the state with `event`. The state in an `AgentReady` replaces the whole of it, and is taken out of the
+    /// event.
     ///
     /// # Errors
-    /// If the state would have more entries than allowed; it stays as it was.
+    /// If the state would have more entries than allowed; it stays unchanged then.
     pub fn fold(&mut self, event: &mut v1::Event, bounds: &dyn Bounds) -> Result<(), Excess> {
         let Some(kind) = &mut event.kind else { return Ok(()) };
         self.room.most = bounds.state_bytes();
@@ -155,17 +157,17 @@ impl Kept {
         self.apply(kind, event.time, bounds)
     }
 
-    /// Makes of the state what happened at this time.
+    /// Updates the state with an event of this kind and time.
     ///
     /// # Errors
-    /// If the state would have more entries than allowed; it stays as it was.
+    /// If the state would have more entries than allowed; it stays unchanged then.
     pub fn apply(&mut self, kind: &Kind, at: Option<Timestamp>, bounds: &dyn Bounds) -> Result<(), Excess> {
         self.room.most = bounds.state_bytes();
         happening(kind).apply(&mut Change { kept: self, bounds, at })
     }
 
-    /// Takes a whole state in the place of the one before. What says most in few bytes comes first; the last freeze always
-    /// has room, for it is small.
+    /// Replaces the whole state. Parts that say most in few bytes get memory first. The last freeze is always kept,
+    /// because it is small.
     fn begin(&mut self, mut whole: v1::GuestState) {
         let mut room = Room { used: 0, ..self.room };
         let cut = v1::StateCut {
@@ -181,7 +183,7 @@ impl Kept {
     }
 }
 
-/// What an event does to the state.
+/// Access to the state for an event that updates it.
 pub struct Change<'k> {
     kept: &'k mut Kept,
     bounds: &'k dyn Bounds,
@@ -189,13 +191,13 @@ pub struct Change<'k> {
 }
 
 impl Change<'_> {
-    /// When it happened, by the guest's clock.
+    /// Returns the time of the event, by the guest's clock.
     pub fn at(&self) -> Option<Timestamp> {
         self.at
     }
 
-    /// The state, what of it is left out, and the room that it has. For events that change something: whoever still reads the
-    /// state makes these dear.
+    /// Returns the state, the record of what is left out, and the room. Only for events that change something: the
+    /// whole state is copied if it still has another reader.
     pub fn parts(&mut self) -> (&mut v1::GuestState, &mut v1::StateCut, &mut Room) {
         let Kept { state, cut, room } = &mut *self.kept;
         (Arc::make_mut(state.get_or_insert_default()), cut, room)
@@ -204,7 +206,7 @@ impl Change<'_> {
     /// Adds an entry to one of the lists.
     ///
     /// # Errors
-    /// If it has as many entries as allowed.
+    /// If the list already has as many entries as allowed.
     pub fn add<T: Heap + Clone>(
         &mut self,
         list: List,
@@ -219,10 +221,10 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Checks interfaces, which come all at once.
+    /// Checks a complete list of interfaces.
     ///
     /// # Errors
-    /// If they are more than allowed, or have more addresses.
+    /// If there are more interfaces than allowed, or more addresses.
     pub fn check_interfaces(&self, interfaces: &[v1::NetworkInterface]) -> Result<(), Excess> {
         check_interfaces(interfaces, self.bounds)
     }
@@ -387,7 +389,7 @@ mod tests {
         let freeze = kept.state.as_ref().unwrap().freeze.clone().unwrap();
         assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (at(100), at(220), 3));
         assert_eq!((freeze.end.as_str(), freeze.holder.as_str()), ("deadline", "libvirt"));
-        // One whose beginning was not heard of.
+        // A thaw whose freeze was not reported to the state.
         kept.fold(&mut thawed, &Limits::default()).unwrap();
         let freeze = kept.state.unwrap().freeze.clone().unwrap();
         assert_eq!((freeze.since, freeze.ended, freeze.file_systems), (None, at(220), 0));
@@ -428,7 +430,7 @@ mod tests {
         v1::Disk { generation, holders: vec![holder; 64], ..v1::Disk::default() }
     }
 
-    /// What the parts of the state take, counted anew.
+    /// Counts the bytes of the parts of the state afresh.
     fn counted(state: &v1::GuestState) -> usize {
         let lists = state.disks.iter().map(heap::entry).sum::<usize>()
             + state.file_systems.iter().map(heap::entry).sum::<usize>()
@@ -463,7 +465,7 @@ mod tests {
         kept.fold(&mut add(disk(7, 1)), &limits).unwrap();
         kept.fold(&mut change(large(7)), &limits).unwrap();
         assert_eq!(disks(&kept), (vec![1, 3, 6], 2), "one that has grown too large");
-        // The whole state anew, in which each disk is as light as it can be on the wire.
+        // A whole state again, in which each disk is as small as possible on the wire.
         let whole = v1::GuestState {
             disks: (1..=10).map(large).collect(),
             node: Some(v1::Node { name: "n".into(), ..v1::Node::default() }),

@@ -1,4 +1,4 @@
-//! Users who log in and out.
+//! Events about users who log in and out.
 
 use super::Happening;
 use super::state::{Change, Excess};
@@ -29,7 +29,7 @@ impl Happening for UserLoggedOut {
     }
 }
 
-/// Such as `ann on pts/0 from 192.0.2.9`.
+/// Describes a session, for example `ann on pts/0 from 192.0.2.9`.
 pub fn words(session: Option<&UserSession>) -> String {
     let Some(session) = session else { return "-".to_owned() };
     let mut words = session.user.clone();

@@ -1,31 +1,32 @@
-//! The users that commands name.
+//! Lookup of the users that commands name.
 
 use std::io;
 
 use crate::sys::accounts::{self, Account};
 use crate::sys::root::Root;
 
-/// Why there is no such user.
+/// Reason why no account was found.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No user can be called so.
+    /// The name is malformed, so that no user can have it.
     #[error("the user name is empty, too long, or has an invalid character")]
     Name,
-    /// Nobody is called so.
+    /// No user has this name.
     #[error("unknown user {0:?}")]
     Unknown(String),
-    /// It is not known whether there is.
+    /// The lookup failed, so it is unknown whether the user exists.
     #[error("users cannot be looked up")]
     LookUp(#[source] io::Error),
 }
 
-/// Characters of a user's name (useradd(8) takes 32; directories have longer ones).
+/// Maximum length of a user's name in characters (useradd(8) allows 32; directory services have longer ones).
 const MAX_NAME: usize = 256;
 
-/// Whether something may be the name of a user: it is a word in the lines of passwd(5) and of what programs are told.
+/// Checks that `name` can be the name of a user: it becomes a field of passwd(5) and an argument or input of
+/// programs.
 ///
 /// # Errors
-/// [`Error::Name`] if it may not.
+/// [`Error::Name`] if it cannot.
 pub fn check_name(name: &str) -> Result<(), Error> {
     let wrong = |character: char| matches!(character, ':' | '/' | ',') || character.is_control();
     if name.is_empty() || name.chars().count() > MAX_NAME || name.contains(wrong) {
@@ -35,10 +36,10 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     }
 }
 
-/// The account of that name. May block for as long as a name service does.
+/// Returns the account with this name. May block for as long as a name service does.
 ///
 /// # Errors
-/// If there is none.
+/// If no such user exists, or the lookup fails.
 pub fn find(root: &Root, name: &str) -> Result<Account, Error> {
     check_name(name)?;
     accounts::find(root, name).map_err(Error::LookUp)?.ok_or_else(|| Error::Unknown(name.to_owned()))

@@ -1,4 +1,4 @@
-//! The time of day: the system's clock, the hardware's clock, the time zone.
+//! Time of day: the system clock, the hardware clock and the time zone.
 
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,49 +10,49 @@ use crate::sys::blocking;
 use crate::sys::calendar::{self, Date, Zone};
 use crate::sys::root::Root;
 
-/// The first second after what hardware clocks hold, since the epoch: 2070-01-01.
+/// First time that hardware clocks cannot hold, since the epoch: 2070-01-01.
 pub const END: Duration = Duration::from_secs(3_155_760_000);
 
 const HARDWARE_CLOCK: &str = "/dev/rtc0";
 
-/// Why the clock was not set, or not everywhere.
+/// Reason why the clock was not set, or only in part.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Hardware clocks do not hold it.
+    /// The time is outside the range of hardware clocks.
     #[error("the time is outside the years 1970 to 2069")]
     OutOfRange,
-    /// Nothing was changed.
+    /// The kernel refused the time. Nothing was changed.
     #[error("the system's clock cannot be set")]
     Clock(#[source] io::Error),
-    /// Nothing was changed.
+    /// The hardware clock cannot be read. Nothing was changed.
     #[error("the hardware clock cannot be read")]
     Read(#[source] io::Error),
-    /// The system's clock is set.
+    /// The hardware clock cannot be written. The system clock has been set.
     #[error("the system's clock was set, but the hardware clock cannot be")]
     Write(#[source] io::Error),
-    /// Nothing was changed.
+    /// The time zone, which a hardware clock in local time needs, is unknown. Nothing was changed.
     #[error("the time zone is unknown")]
     Zone(#[source] io::Error),
 }
 
-/// Nanoseconds since the epoch.
+/// Returns the time in nanoseconds since the epoch.
 pub fn now() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The time zone, as it is now.
+/// Returns the present time zone.
 ///
 /// # Errors
-/// If the clock shows a time that the calendar has not.
+/// If the calendar cannot represent the time of the clock.
 pub fn zone() -> io::Result<Zone> {
     calendar::zone(now().div_euclid(1_000_000_000))
 }
 
-/// Sets the system's clock to that time since the epoch, and the hardware clock with it, where there is one.
+/// Sets the system clock to this time since the epoch, and also the hardware clock if the machine has one.
 ///
 /// # Errors
-/// If one of them cannot be set; the error says whether the first one was.
+/// If one of them cannot be set; the error says whether the system clock was.
 pub async fn set(guest: &Guest, time: Duration) -> Result<(), Error> {
     if time >= END {
         return Err(Error::OutOfRange);
@@ -72,10 +72,10 @@ pub async fn set(guest: &Guest, time: Duration) -> Result<(), Error> {
     .await
 }
 
-/// Sets the system's clock from the hardware clock.
+/// Sets the system clock from the hardware clock.
 ///
 /// # Errors
-/// If that cannot be read, or shows a time out of range, or the system's clock cannot be set.
+/// If the hardware clock cannot be read or shows a time out of range, or the system clock cannot be set.
 pub async fn set_from_hardware(guest: &Guest) -> Result<(), Error> {
     let guest = guest.clone();
     blocking::run(move || {
@@ -87,32 +87,35 @@ pub async fn set_from_hardware(guest: &Guest) -> Result<(), Error> {
     .await
 }
 
-/// Machines without one have no device, or one of a driver that finds nothing behind it.
+/// Returns whether the error means that the machine has no hardware clock: no device, or a driver that finds no
+/// hardware.
 fn is_absent(error: &io::Error) -> bool {
     [Errno::ENOENT, Errno::ENODEV, Errno::ENXIO]
         .map(|errno| Some(errno as i32))
         .contains(&error.raw_os_error())
 }
 
-/// What the hardware clock should show at that time since the epoch.
+/// Converts a time since the epoch to the date that the hardware clock should show.
 fn in_hardware(root: &Root, time: Duration) -> io::Result<Date> {
     let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     let offset = if is_local(root) { calendar::zone(seconds)?.offset } else { 0 };
     Ok(Date::of(seconds.saturating_add(offset)))
 }
 
-/// Seconds since the epoch, when the hardware clock shows that.
+/// Converts the date of the hardware clock to seconds since the epoch.
 fn of_hardware(root: &Root, date: Date) -> io::Result<i64> {
     let seconds = date.seconds();
     if !is_local(root) {
         return Ok(seconds);
     }
-    // The offset is that of the moment itself, which the first guess is near enough to but around a change.
+    // The offset has to be that of the resulting time. The first guess is close enough to find it, except around a
+    // change of the offset.
     let near = seconds - calendar::zone(seconds)?.offset;
     Ok(seconds - calendar::zone(near)?.offset)
 }
 
-/// Whether the hardware clock is in local time, hwclock(8): the third line of /etc/adjtime.
+/// Returns whether the hardware clock is in local time, according to the third line of /etc/adjtime; see
+/// hwclock(8).
 fn is_local(root: &Root) -> bool {
     let file = root.read("/etc/adjtime").unwrap_or_default();
     String::from_utf8_lossy(&file).lines().nth(2).is_some_and(|line| line.trim() == "LOCAL")

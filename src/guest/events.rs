@@ -1,10 +1,10 @@
-//! What happens in this guest: numbered, remembered for a while, and told to everyone who watches.
+//! Events of this guest: numbered, remembered for a while, and sent to every watcher.
 //!
-//! A watcher that comes back within the same run of the agent gets what it missed; one that was away for too
-//! long, or is too slow, gets the whole [`GuestState`] instead. Nobody who watches can slow down anybody else.
+//! A watcher that comes back within the same run of the agent gets the events that it missed. One that was away
+//! for too long, or is too slow, gets the whole [`GuestState`] instead. No watcher can slow down another one.
 //!
 //! ```text
-//! monitors, verbs ──tell──▶ Hub: [ring of the newest events] [state] ──▶ Watcher (a place in the ring)
+//! monitors, verbs ──tell──▶ Hub: [ring of the newest events] [state] ──▶ Watcher (a position in the ring)
 //! ```
 
 use std::collections::VecDeque;
@@ -17,60 +17,60 @@ pub use crate::events::Kind;
 use crate::events::state::{Kept, Unbounded};
 use crate::wire::proto::v1::GuestState;
 
-/// Events that are remembered.
+/// Number of events that are remembered.
 const REMEMBERED: usize = 256;
 
 /// Time between two ticks: the heartbeat of the API, and the watchdog of the service manager.
 pub const TICK: Duration = Duration::from_secs(10);
 
-/// An event with its number and time.
+/// Event with its number and time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recorded {
-    /// 1, 2, 3, … in this run of the agent.
+    /// Sequence number: 1, 2, 3, … in this run of the agent.
     pub sequence: u64,
-    /// The guest's clock.
+    /// Time of the event, by the guest's clock.
     pub time: SystemTime,
-    /// What happened.
+    /// Event with its details.
     pub event: Kind,
 }
 
-/// A place in the sequence of events.
+/// Position in the sequence of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
-    /// The run of the agent.
+    /// Identifier of the run of the agent.
     pub run_id: String,
-    /// The last event seen.
+    /// Number of the last event seen.
     pub sequence: u64,
 }
 
-/// Where a watcher stands when it begins, or begins anew.
+/// Position of a watcher when it begins, or begins again.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Opening {
-    /// The events after this one follow.
+    /// Position after which events follow.
     pub position: Position,
-    /// Events between the place asked for and this one that are lost; their outcome is in the state.
+    /// Number of lost events between the requested position and this one; the state includes their effects.
     pub missed: u64,
-    /// Absent when every event since the place asked for follows.
+    /// State of the guest; `None` if every event since the requested position follows.
     pub state: Option<Arc<GuestState>>,
 }
 
-/// What a watcher is told.
+/// Message to a watcher.
 #[derive(Debug, Clone, PartialEq)]
 pub enum News {
-    /// The next event.
+    /// Next event in order.
     Event(Arc<Recorded>),
-    /// Nothing happened for the time of a tick; the number of the newest event.
+    /// No event for the time of a tick; carries the number of the newest event.
     Tick(u64),
-    /// The watcher was too slow and goes on from here.
+    /// The watcher was too slow: events were lost, and it continues from here.
     Restart(Opening),
 }
 
-/// Where events are told, remembered and heard.
+/// Hub that records events and sends them to watchers.
 #[derive(Debug)]
 pub struct Hub {
     log: Mutex<Log>,
     run_id: String,
-    /// Counts up with every event and tick.
+    /// Counter that increases with every event and tick, to wake watchers.
     changes: watch::Sender<u64>,
 }
 
@@ -95,18 +95,18 @@ impl Default for Hub {
 }
 
 impl Hub {
-    /// A hub for the run of the agent that is called `run_id`.
+    /// Creates a hub for the run of the agent with the identifier `run_id`.
     pub fn new(run_id: String) -> Self {
         Self { log: Mutex::default(), run_id, changes: watch::Sender::new(0) }
     }
 
-    /// Remembers the event, and tells every watcher.
+    /// Records the event and notifies every watcher.
     pub fn tell(&self, event: impl Into<Kind>) {
         let event = event.into();
         {
             let mut log = self.log();
             let time = SystemTime::now();
-            // Nothing is too much without bounds.
+            // Without bounds no event can be refused.
             let _ = log.state.apply(&event, Some(time.into()), &Unbounded);
             log.newest += 1;
             let recorded = Recorded { sequence: log.newest, time, event };
@@ -118,25 +118,25 @@ impl Hub {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// The agent's next tick: the time to try something again, without a wakeup of one's own.
+    /// Completes at the agent's next tick: for retries that need no wakeup of their own.
     pub async fn next_tick(self: &Arc<Self>) {
         let (_, mut watcher) = self.watch(None);
         while !matches!(watcher.next().await, News::Tick(_)) {}
     }
 
-    /// Tells every watcher that has nothing else to hear that the agent is there.
+    /// Sends a tick to every watcher without a pending event, as a sign of life.
     pub fn tick(&self) {
         self.log().ticks += 1;
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// The guest as it is now, and the newest event that it includes.
+    /// Returns the present state of the guest, and the newest event that it includes.
     pub fn state(&self) -> (Position, Arc<GuestState>) {
         let log = self.log();
         (self.position(log.newest), log.state())
     }
 
-    /// Watches all events after `after`, or from now on.
+    /// Begins to watch all events after `after`, or from now on.
     pub fn watch(self: &Arc<Self>, after: Option<&Position>) -> (Opening, Watcher) {
         let changes = self.changes.subscribe();
         let log = self.log();
@@ -162,12 +162,12 @@ impl Hub {
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        // Nothing that is done under the lock leaves the log half changed.
+        // No step under the lock can leave the log half changed, so a poisoned lock is safe to use.
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place in the sequence of events that moves on.
+/// Watcher with its position in the sequence of events.
 #[derive(Debug)]
 pub struct Watcher {
     hub: Arc<Hub>,
@@ -177,14 +177,14 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// The next news. Dropping the future loses nothing.
+    /// Returns the next message. Dropping the future loses nothing.
     pub async fn next(&mut self) -> News {
         loop {
             self.changes.mark_unchanged();
             if let Some(news) = self.at_hand() {
                 return news;
             }
-            // The sender lives in the hub, which this watcher holds.
+            // Cannot fail: the sender is in the hub, which this watcher keeps alive.
             let _ = self.changes.changed().await;
         }
     }

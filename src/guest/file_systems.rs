@@ -1,6 +1,6 @@
-//! File systems that are on disks: how full they are, on which disks, and trimming them.
+//! File systems on disks: their usage, the disks below them, and trimming.
 //!
-//! Those of other machines are left out, as qemu-ga does: one that hangs would hang who asks for them.
+//! Network file systems are left out, as in qemu-ga: one that hangs would block the caller.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,21 +18,21 @@ use crate::sys::usage::{Usage, usage};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// A mount of a file system that is on disks.
+/// Mount of a file system that is on disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileSystem {
-    /// Where it is mounted.
+    /// Mount point of the file system.
     pub mount_point: String,
-    /// Such as `ext4`.
+    /// Type of the file system, such as `ext4`.
     pub kind: String,
-    /// What it is on.
+    /// Block device that the file system is on.
     pub device: Arc<Device>,
-    /// How full it is, if that can be told.
+    /// Usage, if statvfs(3) succeeds.
     pub usage: Option<Usage>,
 }
 
-/// The mounts of file systems that are on disks, the last mounted first. Blocks for as long as a disk does not answer: no
-/// file system has promised to know out of memory how full it is, nor what is on the way to its mount point.
+/// Returns the mounts of file systems on disks, the last mounted first. Blocks for as long as a disk does not
+/// answer: a file system need not have its usage, or the path to its mount point, in memory.
 ///
 /// # Errors
 /// If the kernel's list of mounts cannot be read.
@@ -50,32 +50,32 @@ pub fn list(guest: &Guest) -> Result<Vec<FileSystem>, Error> {
     all.filter_map(|mount| number(&guest.root, &mount).map(|number| file_system(mount, number))).collect()
 }
 
-/// What became of a file system that was to be trimmed.
+/// Result of trimming one file system.
 #[derive(Debug)]
 pub struct Trim {
-    /// Where it is mounted.
+    /// Mount point of the file system.
     pub mount_point: String,
-    /// What was given back; nothing if it was trimmed already by another mount of this list.
+    /// Bytes that were trimmed: 0 if another mount of the same file system in this list was trimmed already.
     pub outcome: Result<Trimmed, NotTrimmed>,
 }
 
-/// Why a file system was not trimmed.
+/// Reason why a file system was not trimmed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotTrimmed {
-    /// It cannot be.
+    /// The file system or its device does not support trimming.
     #[error("trim not supported")]
     Unsupported,
-    /// Asked for by its mount point, and not there.
+    /// No file system is mounted at the requested mount point.
     #[error("no file system of a disk is mounted there")]
     NotMounted,
-    /// The file system's or the disk's words.
+    /// Trimming failed, with the message of the system.
     #[error("failed to trim: {0}")]
     Failed(String),
 }
 
-/// Gives the unused blocks of all file systems on disks back, in ranges of at least `minimum` bytes: one after the
-/// other, each file system once, wherever else it is mounted; of those mounted at `mount_points` only, if there are any. Blocks
-/// for as long as the disks take.
+/// Trims the unused blocks of all file systems on disks, in ranges of at least `minimum` bytes, one after another.
+/// Each file system is trimmed once, even if it is mounted several times. If `mount_points` is not empty, only
+/// those mounted there are trimmed. Blocks for as long as the disks take.
 ///
 /// # Errors
 /// If the kernel's list of mounts cannot be read.
@@ -92,7 +92,7 @@ pub fn trim(guest: &Guest, minimum: u64, mount_points: &[String]) -> Result<Vec<
         } else {
             let outcome = guest.effects.trim(&mount.path, minimum);
             let outcome = outcome.map_err(|error| why_not(&error));
-            // Another mount may be reached where this one cannot.
+            // A failure is not remembered: another mount of the same file system may succeed.
             if !matches!(outcome, Err(NotTrimmed::Failed(_))) {
                 done.insert(number, outcome.clone());
             }
@@ -116,14 +116,14 @@ fn why_not(error: &io::Error) -> NotTrimmed {
     }
 }
 
-/// All mounts, in the kernel's order.
+/// Returns all mounts, in the kernel's order.
 fn mounts(root: &Root) -> Result<Vec<Mount>, Error> {
     let mounts = MountList::open(root).and_then(|list| list.read());
     mounts.map_err(|source| Error::Unreadable { path: MOUNTS, source })
 }
 
-/// The number of the block device that a mount is of; none if it is of nothing that is on disks. btrfs may be on several, and tells none: it is the one that
-/// was named when it was mounted.
+/// Returns the number of the block device below a mount, or `None` if it is not on a disk. btrfs may span several
+/// devices, and the kernel shows no number for it: the device named as the source of the mount is taken.
 fn number(root: &Root, mount: &Mount) -> Option<Number> {
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 

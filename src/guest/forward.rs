@@ -1,5 +1,5 @@
-//! Connections with what listens in this guest, for host halves: how many there may be, and how they are made. (What goes through
-//! them is carried on by `transport::carry`.)
+//! Connections from host halves to listeners in this guest: their number is limited here, and they are made here.
+//! (Their data is copied by `transport::carry`.)
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,34 +11,34 @@ use std::time::Duration;
 
 use crate::sys::socket::Socket;
 
-/// Connections that there may be, unless the settings say otherwise.
+/// Maximum number of connections, unless the settings say otherwise.
 pub const MOST: usize = 1024;
-/// Of them one caller may not have the last.
+/// Connections out of the maximum that a single caller cannot take, so that others still get some.
 const RESERVED: usize = 24;
-/// While there are no more than so many, each may have a wider window.
+/// Number of connections below which each new one may have a wider window.
 const WIDE: usize = 16;
-/// How long it may take to connect.
+/// Timeout for connecting.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One place that can be connected to.
+/// Address that can be connected to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// Of TCP.
+    /// TCP address.
     Address(SocketAddr),
-    /// A unix socket.
+    /// Path of a Unix socket.
     Path(PathBuf),
 }
 
-/// Why there is no room for a connection.
+/// Reason why no further connection is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    /// Of this caller.
+    /// The caller has reached its limit.
     #[error(
         "this caller has {0} connections through this guest, which is the limit; forward.connections in the \
          guest's settings sets it"
     )]
     OfOne(usize),
-    /// Of all.
+    /// All callers together have reached the limit.
     #[error(
         "there are {0} connections through this guest, which is the limit; forward.connections in the guest's \
          settings sets it"
@@ -46,11 +46,11 @@ pub enum Full {
     OfAll(usize),
 }
 
-/// The connections that there are.
+/// Present connections, counted by caller.
 #[derive(Debug)]
 pub struct Forwards {
     most: AtomicUsize,
-    /// How many of which caller; none has none.
+    /// Number of connections by caller. Callers without connections are not in it.
     table: Mutex<BTreeMap<String, usize>>,
 }
 
@@ -60,12 +60,12 @@ impl Default for Forwards {
     }
 }
 
-/// One of them, until this is dropped.
+/// Connection that is counted until this is dropped.
 #[derive(Debug)]
 pub struct Counted {
     forwards: Arc<Forwards>,
     caller: String,
-    /// There are few.
+    /// True if few connections were open when this one began, so that it may have a wider window.
     pub is_among_few: bool,
 }
 
@@ -82,15 +82,15 @@ impl Drop for Counted {
 }
 
 impl Forwards {
-    /// There may be so many from now on.
+    /// Sets the maximum number of connections from now on. Connections above it are not closed.
     pub fn allow(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
 
-    /// Counts one more of this caller.
+    /// Counts one more connection of this caller.
     ///
     /// # Errors
-    /// If there are too many.
+    /// If the caller, or all callers together, have too many.
     pub fn one_more(self: &Arc<Self>, caller: &str) -> Result<Counted, Full> {
         let most = self.most.load(Ordering::Relaxed);
         let of_one = if most > RESERVED { most - RESERVED } else { most };
@@ -109,21 +109,21 @@ impl Forwards {
         Ok(Counted { forwards, caller: caller.to_owned(), is_among_few: all < WIDE })
     }
 
-    /// Who has how many.
+    /// Returns the number of connections of each caller.
     pub fn standing(&self) -> Vec<(String, usize)> {
         self.table().iter().map(|(caller, count)| (caller.clone(), *count)).collect()
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        // Nothing that is done under the lock leaves it half changed.
+        // No step under the lock can leave the table half changed, so a poisoned lock is safe to use.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Connects to the first of these places that answers, within a time for all of them.
+/// Connects to the first of these addresses that answers, with one timeout for all of them.
 ///
 /// # Errors
-/// Why the first did not.
+/// The error of the first address.
 pub async fn connect(places: &[Place]) -> io::Result<Socket> {
     let work = async {
         let mut failed = None;
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
 
-    /// A connection with a port of this machine where nothing listens may be one with itself.
+    /// A connection to a local port without a listener may be connected to itself.
     #[tokio::test]
     async fn nothing_is_connected_with_itself() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

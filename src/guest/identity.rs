@@ -1,4 +1,4 @@
-//! Who this guest is: the identifiers that last, and the one that changes with every boot.
+//! Identity of this guest: the identifiers that persist, and the one that changes with every boot.
 
 use std::io;
 use std::path::Path;
@@ -8,18 +8,18 @@ use nix::sys::utsname::uname;
 use crate::sys::files;
 use crate::sys::root::Root;
 
-/// The guest's identifiers; empty where the system has none.
+/// Identifiers of the guest; empty where the system has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// machine-id(5).
+    /// Contents of /etc/machine-id; see machine-id(5).
     pub machine_id: String,
-    /// Another one after every boot.
+    /// Identifier that the kernel generates at every boot.
     pub boot_id: String,
-    /// The SMBIOS system UUID, lower case.
+    /// SMBIOS system UUID in lower case.
     pub dmi_uuid: String,
 }
 
-/// Reads the identifiers.
+/// Reads the identifiers. One that cannot be read is empty.
 pub fn identity(root: &Root) -> Identity {
     Identity {
         machine_id: root.line("/etc/machine-id"),
@@ -28,10 +28,11 @@ pub fn identity(root: &Root) -> Identity {
     }
 }
 
-/// Whether this is the agent's first run since the guest booted, by a mark in `folder`, which is in memory.
+/// Returns whether this is the agent's first run since the guest booted, by a mark in the directory `folder`,
+/// which is in memory (tmpfs).
 ///
 /// # Errors
-/// If the mark cannot be left.
+/// If the mark cannot be written.
 pub fn first_run(root: &Root, folder: &Path) -> io::Result<bool> {
     let boot_id = identity(root).boot_id;
     let mark = folder.join("boot-id");
@@ -43,7 +44,7 @@ pub fn first_run(root: &Root, folder: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The kernel's host name, gethostname(2).
+/// Returns the kernel's host name; see gethostname(2).
 pub fn host_name() -> String {
     uname().map(|name| name.nodename().to_string_lossy().into_owned()).unwrap_or_default()
 }

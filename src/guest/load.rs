@@ -1,13 +1,13 @@
-//! How busy the machine is.
+//! Load averages of this guest.
 
 use std::io;
 
 use crate::sys::root::Root;
 
-/// How many processes ran or wanted to, on average over the last 1, 5 and 15 minutes.
+/// Returns the load averages over the last 1, 5 and 15 minutes: processes that ran, or waited to run or for I/O.
 ///
 /// # Errors
-/// If /proc/loadavg cannot be read, or says something else.
+/// If /proc/loadavg cannot be read or parsed.
 pub fn load(root: &Root) -> io::Result<[f64; 3]> {
     let file = root.read("/proc/loadavg")?;
     averages(&String::from_utf8_lossy(&file))

@@ -1,4 +1,4 @@
-//! What is asked of systemd-logind, org.freedesktop.login1(5), by more than one verb.
+//! Calls to systemd-logind, org.freedesktop.login1(5), that more than one verb needs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,24 +10,24 @@ use zbus::{Connection, DynamicType, OwnedObjectPath, OwnedVariant, connection};
 
 use crate::sys::root::Root;
 
-/// How long an answer may take.
+/// Timeout for an answer.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 const NAME: &str = "org.freedesktop.login1";
 const PATH: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 
-/// `SD_LOGIND_SKIP_INHIBITORS` of systemd.
+/// Flag `SD_LOGIND_SKIP_INHIBITORS` of systemd: proceeds in spite of inhibitor locks.
 const SKIP_INHIBITORS: u64 = 1 << 4;
-/// Nobody is asked for a password.
+/// Argument `interactive` of logind's methods: polkit must not prompt for a password.
 const NOT_INTERACTIVE: bool = false;
 
-/// Why there is no answer.
+/// Reason why logind gives no answer.
 #[derive(Debug)]
 pub(super) enum Error {
-    /// There is no system bus, or no logind on it.
+    /// The system bus or logind is missing.
     Absent(String),
-    /// It refuses, or does not answer.
+    /// logind refuses the call, or does not answer.
     Failed(zbus::Error),
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Error {
 }
 
 impl Error {
-    /// It does not know the method, or these arguments of it, as versions before did not.
+    /// Returns whether logind is too old for the call: it does not know the method, or does not take these arguments.
     pub(super) fn is_too_old(&self) -> bool {
         let name = match self {
             Self::Failed(zbus::Error::MethodError(name, ..)) => name.as_str(),
@@ -57,23 +57,23 @@ impl Error {
     }
 }
 
-/// logind on the system bus.
+/// Connection to logind on the system bus.
 pub(super) struct Logind {
     connection: Connection,
-    /// Its own name on the bus: what is asked of that does not start it.
+    /// Unique name of logind on the bus: unlike its well-known name, calls to it never start logind.
     owner: String,
 }
 
-/// A session of a user.
+/// Session of a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Session {
     pub(super) user: String,
-    /// Since the epoch.
+    /// Begin of the session, since the epoch.
     pub(super) since: Duration,
 }
 
 impl Logind {
-    /// Finds it where it runs.
+    /// Connects to logind, if it runs.
     pub(super) async fn find(root: &Root) -> Result<Self, Error> {
         let bus = async {
             let builder = if root.is_the_machine() {
@@ -95,7 +95,7 @@ impl Logind {
         }
     }
 
-    /// Calls a method of its manager.
+    /// Calls a method of logind's manager object.
     pub(super) async fn call<B, T>(&self, method: &str, body: &B) -> Result<T, Error>
     where
         B: Serialize + DynamicType + Sync,
@@ -106,17 +106,17 @@ impl Logind {
         reply.body().deserialize().map_err(Error::Failed)
     }
 
-    /// Lets it shut down or suspend, whatever programs hold inhibitor locks of the kind "block": the host could do
-    /// it without asking them at all.
+    /// Calls a method that shuts down or suspends, and overrides inhibitor locks of the kind "block": the host could
+    /// do the same without asking the guest at all.
     pub(super) async fn overriding_inhibitors(&self, method: &str) -> Result<(), Error> {
         match self.call(&format!("{method}WithFlags"), &SKIP_INHIBITORS).await {
-            // Versions that know no such flag (before 257) let root override them without.
+            // Before version 257 the flag is unknown, and root overrides inhibitors without it.
             Err(error) if error.is_too_old() => self.call(method, &NOT_INTERACTIVE).await,
             done => done,
         }
     }
 
-    /// The sessions of users. One that ends meanwhile is left out.
+    /// Returns the sessions of users. One that ends in the meantime is left out.
     pub(super) async fn sessions(&self) -> Result<Vec<Session>, Error> {
         let listed: Vec<(String, u32, String, String, OwnedObjectPath)> =
             self.call("ListSessions", &()).await?;
@@ -138,8 +138,8 @@ impl Logind {
     }
 }
 
-/// The session with these properties, if it is a user's: not a greeter, a lock screen, a service or the manager of a
-/// user's services.
+/// Returns the session with these properties if it is a user's: not that of a greeter, a lock screen, a service or
+/// the manager of a user's services.
 fn session(properties: &HashMap<String, OwnedVariant>) -> Option<Session> {
     let text = |name: &str| properties.get(name).and_then(|value| value.downcast_ref::<&str>().ok());
     let class = text("Class")?;

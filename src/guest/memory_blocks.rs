@@ -1,4 +1,4 @@
-//! The blocks that memory can be switched on and off in.
+//! Memory blocks: the units in which memory can be switched on and off.
 
 use std::io;
 
@@ -8,34 +8,34 @@ use crate::sys::{blocking, sysfs};
 
 const FOLDER: &str = "/sys/devices/system/memory";
 
-/// A block of memory.
+/// Memory block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// The kernel's number of it: its physical address by the size of a block.
+    /// Number of the block: its physical address divided by the size of a block.
     pub index: u64,
-    /// It is in use.
+    /// True if the guest uses the block.
     pub online: bool,
-    /// The kernel thinks that it can be switched off.
+    /// True if the kernel expects that the block can be switched off.
     pub can_offline: bool,
 }
 
-/// What became of a block.
+/// Result of switching a block.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It is as it should be.
+    /// The block is in the requested state.
     Done,
-    /// There is none with that number.
+    /// No block has this number.
     Unknown(io::Error),
-    /// Blocks of this machine, or this one, cannot be switched.
+    /// This block, or any block of this machine, cannot be switched.
     Unsupported(io::Error),
-    /// The kernel refuses it.
+    /// The kernel refused the change.
     Failed(io::Error),
 }
 
-/// All blocks, in the order of their numbers; none where the machine has no such thing.
+/// Returns all blocks, in the order of their numbers; empty where the machine does not support memory blocks.
 ///
 /// # Errors
-/// If /sys cannot be read, or is there without a block.
+/// If /sys cannot be read, or has the directory of blocks but no block.
 pub async fn list(guest: &Guest) -> io::Result<Vec<Block>> {
     let root = guest.root.clone();
     blocking::run(move || {
@@ -57,7 +57,7 @@ fn block(root: &Root, index: u64) -> io::Result<Block> {
         removable => removable?.first().copied(),
     };
     Ok(match is_online(root, index) {
-        // Old kernels cannot switch them.
+        // Old kernels cannot switch memory blocks.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Block { index, online: true, can_offline: false }
         }
@@ -73,7 +73,7 @@ fn state(index: u64) -> String {
     format!("{FOLDER}/memory{index}/state")
 }
 
-/// Switches blocks on (true) and off, each for itself. Returns what became of each.
+/// Switches blocks on (true) and off, each independently. Returns the result for each.
 pub async fn set(guest: &Guest, wanted: Vec<(u64, bool)>) -> Vec<(u64, Outcome)> {
     let root = guest.root.clone();
     let one = move |(index, online)| (index, set_one(&root, index, online));
@@ -103,10 +103,10 @@ fn set_one(root: &Root, index: u64, online: bool) -> Outcome {
     }
 }
 
-/// Bytes of a block.
+/// Returns the size of a block in bytes.
 ///
 /// # Errors
-/// If /sys cannot be read, or says something else than a size.
+/// If /sys cannot be read, or its contents are not a size.
 pub fn size(root: &Root) -> io::Result<u64> {
     let text = root.read(&format!("{FOLDER}/block_size_bytes"))?;
     let text = String::from_utf8_lossy(&text);

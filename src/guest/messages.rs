@@ -1,4 +1,4 @@
-//! What events tell of this guest, as messages.
+//! Protocol messages that events of this guest carry.
 
 use crate::guest::disks::identity::{Holder, KnownDisk, Serial};
 use crate::guest::disks::location::Pci;
@@ -6,10 +6,10 @@ use crate::guest::topology::{Node, Topology};
 use crate::sys::block::Partition;
 use crate::wire::proto::v1;
 
-/// Partitions and holders of one disk: the first so many.
+/// Maximum number of partitions and of holders of one disk in a message: the first ones.
 const MOST_PARTS: usize = 32;
 
-/// Where the guest runs, as a message.
+/// Converts a topology to its message.
 pub fn topology(topology: &Topology) -> v1::Topology {
     v1::Topology {
         region: topology.region.clone(),
@@ -19,7 +19,7 @@ pub fn topology(topology: &Topology) -> v1::Topology {
     }
 }
 
-/// The Node that the guest is, as a message.
+/// Converts the guest's Node to its message.
 pub fn node(node: &Node) -> v1::Node {
     v1::Node {
         name: node.name.clone(),
@@ -35,7 +35,7 @@ pub fn node(node: &Node) -> v1::Node {
     }
 }
 
-/// A disk as a message.
+/// Converts a disk to its message.
 pub fn disk(disk: &KnownDisk) -> v1::Disk {
     let pci =
         |Pci { domain, bus, slot, function }: Pci| format!("{domain:04x}:{bus:02x}:{slot:02x}.{function:x}");
@@ -72,12 +72,12 @@ pub fn disk(disk: &KnownDisk) -> v1::Disk {
     }
 }
 
-/// That a disk does not do what it should, and why.
+/// Builds the event that a disk cannot be used as its rules say, with the reason.
 pub fn disk_failed(disk: &KnownDisk, problem: String) -> v1::DiskFailed {
     v1::DiskFailed { disk: Some(self::disk(disk)), problem }
 }
 
-/// That the guest runs somewhere else.
+/// Builds the event that the guest now runs elsewhere.
 pub fn topology_changed(topology: &Topology) -> v1::TopologyChanged {
     v1::TopologyChanged { topology: Some(self::topology(topology)) }
 }

@@ -1,7 +1,8 @@
-//! The verbs over this machine. They know no protocol, but for the messages of events: QGA and the guestlet API both call them.
+//! The verbs: operations on this machine. They know no protocol, except for the messages of events: QGA and the
+//! guestlet API both call them.
 //!
-//! One file per subject. To add a verb: put it into its subject's file, with what it reads going through
-//! the [`Root`], and its errors typed.
+//! One file per subject. To add a verb: put it into the file of its subject, read files through the [`Root`], and
+//! give it typed errors.
 
 use std::sync::Arc;
 
@@ -42,41 +43,41 @@ pub mod topology;
 pub mod users;
 pub mod volumes;
 
-/// This machine, as the protocols hold it; clones share it.
+/// This machine, as the protocols see it; clones share it.
 #[derive(Debug, Clone)]
 pub struct Guest {
-    /// Where its files are.
+    /// Root directory of the guest's files.
     pub root: Root,
-    /// What it can do to itself that is no file.
+    /// Actions on the guest that are not reads or writes of files.
     pub effects: Arc<dyn Effects>,
-    /// What happens in it.
+    /// Events of the guest.
     pub events: Arc<events::Hub>,
-    /// The disks that it has, and those that are waited for.
+    /// Disks that are present, and waits for disks.
     pub disks: Arc<disks::room::Room>,
-    /// The disks that it was asked to let go of.
+    /// Disks that the guest was asked to release.
     pub releases: Arc<disks::releases::Releases>,
-    /// What is mounted by rules.
+    /// State of the rules that mount disks.
     pub disk_rules: Arc<disk_rules::Desk>,
-    /// Files that clients have open in it.
+    /// Files that clients have open.
     pub files: Arc<files::Files>,
-    /// Its freezes.
+    /// Freezer of the guest's file systems.
     pub freezer: freeze::Freezer,
-    /// Programs that clients have started in it.
+    /// Programs that clients have started with guest-exec.
     pub processes: Arc<processes::Processes>,
-    /// Programs that host halves have started in it.
+    /// Programs that host halves have started.
     pub programs: Arc<exec::Programs>,
-    /// Connections of host halves with what listens in it.
+    /// Connections of host halves to listeners in the guest.
     pub forwards: Arc<forward::Forwards>,
-    /// What is being done to its disks.
+    /// Operations on the guest's disks that are under way.
     pub volumes: Arc<volumes::Volumes>,
-    /// What is being done to volumes of pods.
+    /// Operations on volumes of pods that are under way.
     pub pod_volumes: Arc<pod_volumes::PodVolumes>,
-    /// Where it runs.
+    /// Topology: region, zone and host that the guest runs on.
     pub topology: Arc<topology::Desk>,
 }
 
 impl Guest {
-    /// This machine, whose events belong to the run of the agent that is called `run_id`.
+    /// Creates the handle of this machine; its events belong to the run of the agent with the identifier `run_id`.
     pub fn this_machine(run_id: String) -> Self {
         Self {
             root: Root::default(),
@@ -98,7 +99,7 @@ impl Guest {
 }
 
 impl Default for Guest {
-    /// This machine, in a run of the agent without a name.
+    /// Creates the handle of this machine, with an empty identifier of the run.
     fn default() -> Self {
         Self::this_machine(String::new())
     }

@@ -9,58 +9,59 @@ use nix::libc;
 use crate::sys::rtnetlink;
 use crate::sys::rtnetlink::message::{Answer, Link, Statistics};
 
-/// One network interface.
+/// Network interface with its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// Such as `eth0`. An IPv4 address with a label of its own makes an interface with that name, such as `eth0:1`.
+    /// Name, such as `eth0`. IPv4 addresses with a label of their own form an interface with that name, such as
+    /// `eth0:1`.
     pub name: String,
-    /// The link-layer address, of any length; absent where no link has this name, up to a `:`.
+    /// Link-layer address of any length; `None` if no link has the interface's name up to a `:`.
     pub link_address: Option<Vec<u8>>,
-    /// It leads nowhere but back.
+    /// True for the loopback interface.
     pub loopback: bool,
-    /// It is up and has a carrier.
+    /// True if the interface is up and has a carrier.
     pub running: bool,
     /// IP addresses in the kernel's order.
     pub addresses: Vec<Address>,
-    /// Counters; absent where no link has this name.
+    /// Counters; `None` if no link has this name.
     pub statistics: Option<Statistics>,
 }
 
-/// An IP address with the length of its network's prefix.
+/// IP address with its prefix length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// The address.
+    /// IP address without its prefix length.
     pub ip: IpAddr,
-    /// 0–32 or 0–128.
+    /// Prefix length: 0–32 for IPv4, 0–128 for IPv6.
     pub prefix: u32,
 }
 
-/// A link-layer address as people write it, such as `52:54:00:12:34:56`.
+/// Formats a link-layer address, such as `52:54:00:12:34:56`.
 pub fn hardware_address(bytes: [u8; 6]) -> String {
     bytes.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 impl Interface {
-    /// The link-layer address, where it is one of six bytes.
+    /// Returns the link-layer address if it has six bytes.
     pub fn hardware_address(&self) -> Option<[u8; 6]> {
         self.link_address.as_deref()?.try_into().ok()
     }
 }
 
-/// All interfaces, in the kernel's order.
+/// Returns all interfaces, in the kernel's order.
 ///
 /// # Errors
-/// As [`rtnetlink::links_and_addresses`] gives them.
+/// The errors of [`rtnetlink::links_and_addresses`].
 pub fn interfaces() -> io::Result<Vec<Interface>> {
     Ok(arrange(rtnetlink::links_and_addresses()?))
 }
 
-/// One pass, however many there are.
+/// Groups addresses by interface, in one pass however many there are.
 fn arrange(answer: Answer) -> Vec<Interface> {
     let by_number: HashMap<u32, usize> =
         answer.links.iter().enumerate().map(|(place, link)| (link.index, place)).collect();
     let mut interfaces: Vec<Interface> = answer.links.into_iter().map(interface).collect();
-    // Made when the first label asks for it.
+    // Filled only when the first label needs it.
     let mut by_name: HashMap<String, usize> = HashMap::new();
     for address in answer.addresses {
         let Some(&link) = by_number.get(&address.link) else { continue };

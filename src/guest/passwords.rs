@@ -9,35 +9,35 @@ pub use crate::sys::program::Secret;
 
 const PROGRAM: &str = "/usr/sbin/chpasswd";
 
-/// How long it may take: it asks PAM, which may ask anything.
+/// Timeout for chpasswd: it calls PAM, whose modules may query anything.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Bytes of a password; chpasswd(8) takes lines of 8 KiB.
+/// Maximum length of a password in bytes; chpasswd(8) accepts lines of 8 KiB.
 const MAX_LENGTH: usize = 4096;
 
-/// Why no password was set.
+/// Reason why no password was set.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Whose it would be.
+    /// The user was not found.
     #[error(transparent)]
     Account(#[from] accounts::Error),
-    /// It would be more than one line, or more than one field.
+    /// The password is too long, or has a character that would begin a new line or field of chpasswd's input.
     #[error("the password is too long, or has an invalid character")]
     Password,
-    /// chpasswd did not do it.
+    /// chpasswd failed, or refused the password.
     #[error("the password of {user} is not set")]
     Program {
-        /// The user's name.
+        /// Name of the user.
         user: String,
-        /// What it says.
+        /// Error of the program.
         source: program::Error,
     },
 }
 
-/// Sets the password of a user; `crypted` if it is one already as crypt(5) makes it.
+/// Sets the password of a user; with `crypted` it is already in the form of crypt(5).
 ///
 /// # Errors
-/// If there is no such user, it is no password, or chpasswd refuses it.
+/// If the user is unknown, the password is invalid, or chpasswd refuses it.
 pub async fn set(guest: &Guest, user: String, password: Secret, crypted: bool) -> Result<(), Error> {
     accounts::check_name(&user)?;
     let wrong = |byte: &u8| matches!(byte, b'\n' | b'\r' | 0) || (crypted && *byte == b':');

@@ -1,4 +1,4 @@
-//! Ends or restarts this machine, through logind or, where there is none, the system's own commands.
+//! Shuts down or restarts this machine, through logind or, where it is missing, the system's own commands.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,10 +10,10 @@ use crate::sys::program;
 use crate::sys::root::Root;
 use crate::wire::proto::v1::ShutdownRequested;
 
-/// How long a command may take to accept a shutdown.
+/// Timeout for a command to accept a shutdown.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What kind of shutdown.
+/// Kind of shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Stop the system and switch the machine off.
@@ -47,7 +47,7 @@ impl FromStr for Mode {
     }
 }
 
-/// Why nothing was shut down.
+/// Reasons why the shutdown was not accepted.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot shut down: logind: {logind}; {command}: {failure}")]
 pub struct Error {
@@ -56,7 +56,7 @@ pub struct Error {
     failure: program::Error,
 }
 
-/// Shuts down. Returns when the init system has accepted it; the agent is told to end soon after.
+/// Shuts down. Returns when the init system has accepted the request, which stops the agent soon after.
 ///
 /// # Errors
 /// If neither logind nor the system's commands accept it.
@@ -78,7 +78,7 @@ async fn ask_logind(root: &Root, mode: Mode) -> Result<(), logind::Error> {
     Logind::find(root).await?.overriding_inhibitors(method).await
 }
 
-/// shutdown(8) as sysvinit and systemd have it, or what `BusyBox` has.
+/// Runs shutdown(8) as sysvinit and systemd provide it, or the commands of `BusyBox`.
 async fn run_command(root: &Root, mode: Mode, logind: String) -> Result<(), Error> {
     let (arguments, alone) = match mode {
         Mode::Powerdown => (["-P", "+0"], "/sbin/poweroff"),

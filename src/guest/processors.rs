@@ -1,4 +1,4 @@
-//! The processors: which there are, which are online, what they have spent their time with.
+//! Logical processors: which exist, which are online, and how they have spent their time.
 
 use std::io;
 
@@ -11,39 +11,39 @@ use crate::sys::{blocking, sysfs};
 
 const FOLDER: &str = "/sys/devices/system/cpu";
 
-/// A logical processor.
+/// Logical processor (CPU).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processor {
-    /// The kernel's number of it.
+    /// Number of the processor in the kernel.
     pub id: u64,
-    /// It runs programs.
+    /// True if the processor runs programs.
     pub online: bool,
-    /// It can be switched off.
+    /// True if the processor can be switched off.
     pub can_offline: bool,
 }
 
-/// Why a processor was not switched.
+/// Reason why a processor was not switched on or off.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is none with that number.
+    /// No processor has this number.
     #[error("there is no processor {0}")]
     Unknown(u64),
-    /// It always runs, as the first one of most machines does.
+    /// The processor cannot be switched off, as is usual for the first one.
     #[error("processor {0} cannot be switched off")]
     AlwaysOn(u64),
-    /// The kernel refuses it.
+    /// The kernel refused the change.
     #[error("processor {id} cannot be switched {to}")]
     Refused {
-        /// Its number.
+        /// Number of the processor.
         id: u64,
-        /// On or off.
+        /// Requested state: on or off.
         to: &'static str,
-        /// What the kernel says.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-/// All processors, in the order of their numbers.
+/// Returns all processors, in the order of their numbers.
 ///
 /// # Errors
 /// If /sys cannot be read.
@@ -69,8 +69,8 @@ fn switch(id: u64) -> String {
     format!("{FOLDER}/cpu{id}/online")
 }
 
-/// Switches processors on (true) and off, one after the other, until one fails. Returns how many were as they should
-/// be before that.
+/// Switches processors on (true) and off, one after another, until one fails. Returns how many are in the
+/// requested state before that.
 ///
 /// # Errors
 /// If the first one fails.
@@ -107,7 +107,7 @@ fn set_one(root: &Root, id: u64, online: bool) -> Result<(), Error> {
     sysfs::write(root, &switch(id), if online { "1" } else { "0" }).map_err(refused)
 }
 
-/// What each processor that is online has spent its time with since the boot, in milliseconds.
+/// Returns how each online processor has spent its time since boot, in milliseconds.
 ///
 /// # Errors
 /// If /proc/stat cannot be read.

@@ -1,4 +1,4 @@
-//! The routes of both families.
+//! Routes of IPv4 and IPv6.
 
 use std::io;
 
@@ -6,10 +6,10 @@ use crate::guest::Guest;
 use crate::sys::blocking;
 use crate::sys::routes::{self, Route4, Route6};
 
-/// The main routing tables, in the kernel's order. Without IPv6 in the kernel there are none of that.
+/// Returns the main routing tables, in the kernel's order. The IPv6 table is empty if the kernel lacks IPv6.
 ///
 /// # Errors
-/// If the routes of IPv4 cannot be read.
+/// If the IPv4 routes cannot be read.
 pub async fn list(guest: &Guest) -> io::Result<(Vec<Route4>, Vec<Route6>)> {
     let root = guest.root.clone();
     blocking::run(move || {

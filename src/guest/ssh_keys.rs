@@ -1,7 +1,7 @@
-//! The keys by which a user may log in over SSH: `~/.ssh/authorized_keys`, sshd(8).
+//! Public keys with which a user may log in over SSH: `~/.ssh/authorized_keys`, see sshd(8).
 //!
-//! The file is the user's own. Lines are added and taken away whole; what else is in it, comments, options, empty
-//! lines, stays as it is.
+//! The file belongs to the user. Only whole lines are added and removed; all other contents, such as comments,
+//! options and empty lines, stay unchanged.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -15,43 +15,43 @@ use crate::sys::user_files::Home;
 const FOLDER: &str = ".ssh";
 const FILE: &str = "authorized_keys";
 
-/// One change at a time: each reads the file, and writes it anew.
+/// Lock for changes: each reads the file and writes it again.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// Why keys were not read or changed.
+/// Reason why keys were not read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Whose they would be.
+    /// The user was not found.
     #[error(transparent)]
     Account(#[from] accounts::Error),
-    /// What was given is more than one line, or a comment.
+    /// The key at this position of the request has more than one line, or is a comment.
     #[error("key {0} is not a key: a key is one line, and not a comment")]
     NoKey(usize),
-    /// The home, or something in it.
+    /// The home directory, or a file in it, cannot be read or written.
     #[error("cannot read or write the authorized keys of {user}")]
     Files {
-        /// The user's name.
+        /// Name of the user.
         user: String,
-        /// What is wrong.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// How the keys of a user are changed.
+/// Change of a user's keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// These are added, unless they are there.
+    /// Adds these keys, unless they are present.
     Add(Vec<String>),
-    /// These take the place of all that is there.
+    /// Replaces all present keys by these.
     Reset(Vec<String>),
-    /// These are taken away, where they are there.
+    /// Removes these keys, where present.
     Remove(Vec<String>),
 }
 
-/// The keys of a user with their options and comments; none where there is no file.
+/// Returns the keys of a user with their options and comments; empty if the file does not exist.
 ///
 /// # Errors
-/// If there is no such user, or the file cannot be read.
+/// If the user is unknown, or the file cannot be read.
 pub async fn list(guest: &Guest, user: String) -> Result<Vec<String>, Error> {
     let root = guest.root.clone();
     blocking::run(move || {
@@ -64,10 +64,10 @@ pub async fn list(guest: &Guest, user: String) -> Result<Vec<String>, Error> {
     .await
 }
 
-/// Changes the keys of a user. Nothing is written if that changes nothing.
+/// Changes the keys of a user. Nothing is written if the file would not change.
 ///
 /// # Errors
-/// If one of them is no key, there is no such user, or the file cannot be read or written.
+/// If a key is malformed, the user is unknown, or the file cannot be read or written.
 pub async fn change(guest: &Guest, user: String, change: Change) -> Result<(), Error> {
     let change = match change {
         Change::Add(keys) => Change::Add(clean(keys)?),
@@ -98,7 +98,7 @@ fn with_home<T>(
     done.map_err(|source| Error::Files { user: account.name.clone(), source })
 }
 
-/// The keys, each once and without the line breaks that clients leave at their ends.
+/// Removes duplicate keys, and the line breaks that clients leave at their ends.
 fn clean(keys: Vec<String>) -> Result<Vec<String>, Error> {
     let mut known = std::collections::HashSet::new();
     let mut cleaned = Vec::new();
@@ -114,7 +114,7 @@ fn clean(keys: Vec<String>) -> Result<Vec<String>, Error> {
     Ok(cleaned)
 }
 
-/// The file after a change: lines that it does not mean are as they were, byte by byte.
+/// Returns the contents of the file after a change: other lines stay the same, byte by byte.
 fn changed(before: &[u8], change: &Change) -> Vec<u8> {
     let lines = || before.split_inclusive(|byte| *byte == b'\n');
     let mut after = Vec::with_capacity(before.len());

@@ -1,11 +1,11 @@
-//! Suspends this machine, through logind or, where there is none, the kernel's own switch.
+//! Suspends this machine, through logind or, where it is missing, /sys/power/state.
 //!
 //! ```text
-//! logind there? ──yes──▶ can it? ──yes──▶ asked to, with inhibitors overridden
+//! logind there? ──yes──▶ can it? ──yes──▶ called, with inhibitors overridden
 //!       │                   └──no──▶ unsupported
 //!       no
 //!       ▼
-//! /sys/power/state knows it? ──yes──▶ written, and back when the machine goes on
+//! /sys/power/state has it? ──yes──▶ written; returns when the machine resumes
 //!                    └──no──▶ unsupported
 //! ```
 
@@ -20,14 +20,14 @@ use crate::sys::{blocking, sysfs};
 const STATE: &str = "/sys/power/state";
 const DISK: &str = "/sys/power/disk";
 
-/// Where the state of the machine is kept meanwhile.
+/// Storage for the state of the machine while it is suspended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// On a disk; the machine is off.
+    /// Disk; the machine is switched off.
     Disk,
-    /// In memory.
+    /// Memory only.
     Ram,
-    /// In memory, and on a disk in case that memory is lost.
+    /// Memory, and a disk in case the contents of memory are lost.
     Hybrid,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Mode {
 }
 
 impl Mode {
-    /// logind's method.
+    /// Returns the name of logind's method for this mode.
     fn method(self) -> &'static str {
         match self {
             Self::Disk => "Hibernate",
@@ -52,31 +52,32 @@ impl Mode {
     }
 }
 
-/// Why the machine goes on.
+/// Reason why the machine was not suspended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It cannot be suspended so.
+    /// The machine does not support this mode.
     #[error("this guest cannot be suspended to {mode}: {why}")]
     Unsupported {
-        /// How.
+        /// Requested mode.
         mode: Mode,
-        /// Who says so.
+        /// Answer of logind, or the word that the kernel's file lacks.
         why: String,
     },
-    /// It can, but was not.
+    /// The machine supports this mode, but suspending failed.
     #[error("this guest was not suspended to {mode}: {why}")]
     Failed {
-        /// How.
+        /// Requested mode.
         mode: Mode,
-        /// What went wrong.
+        /// Error of logind or of the kernel.
         why: String,
     },
 }
 
-/// Suspends. Returns when logind has accepted it; through the kernel, when the machine goes on.
+/// Suspends the machine. Through logind, returns when logind has accepted the request; through the kernel, when
+/// the machine has resumed.
 ///
 /// # Errors
-/// If the machine cannot be suspended so, or is not.
+/// If the machine does not support this mode, or suspending fails.
 pub async fn suspend(guest: &Guest, mode: Mode) -> Result<(), Error> {
     match Logind::find(&guest.root).await {
         Ok(logind) => through_logind(&logind, mode).await,
@@ -95,7 +96,7 @@ async fn through_logind(logind: &Logind, mode: Mode) -> Result<(), Error> {
     if can == "yes" {
         return logind.overriding_inhibitors(method).await.map_err(failed);
     }
-    // Also "challenge", which root is not asked.
+    // Includes the answer "challenge", because root is never asked for a password.
     Err(Error::Unsupported { mode, why: format!("logind says {can:?}") })
 }
 
@@ -124,12 +125,12 @@ fn through_kernel(root: &Root, mode: Mode) -> Result<(), Error> {
     suspended
 }
 
-/// Whether a word is in a list of the kernel's, chosen or not.
+/// Returns whether a word is in one of the kernel's lists, whether or not it is the selected one (in brackets).
 fn has(root: &Root, file: &str, word: &str) -> bool {
     root.line(file).split_ascii_whitespace().any(|known| known.trim_matches(['[', ']']) == word)
 }
 
-/// The word in brackets.
+/// Returns the selected word, which is in brackets.
 fn chosen(line: &str) -> Option<String> {
     let word = line.split_ascii_whitespace().find(|word| word.starts_with('['))?;
     Some(word.trim_matches(['[', ']']).to_owned())

@@ -1,4 +1,4 @@
-//! Which operating system and kernel run here.
+//! Operating system and kernel of this guest.
 
 use std::env;
 use std::io;
@@ -8,21 +8,21 @@ use nix::sys::utsname::uname;
 use crate::sys::os_release;
 use crate::sys::root::Root;
 
-/// The running kernel, uname(2).
+/// Running kernel; see uname(2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
-    /// Such as `6.1.0-30-cloud-amd64`.
+    /// Kernel release, such as `6.1.0-30-cloud-amd64`.
     pub release: String,
-    /// Such as `#1 SMP PREEMPT_DYNAMIC Debian 6.1.124-1 (2025-01-12)`.
+    /// Kernel version, such as `#1 SMP PREEMPT_DYNAMIC Debian 6.1.124-1 (2025-01-12)`.
     pub version: String,
-    /// Such as `x86_64`.
+    /// Hardware name, such as `x86_64`.
     pub machine: String,
 }
 
-/// The running kernel.
+/// Returns the running kernel.
 ///
 /// # Errors
-/// As uname(2) gives them, which it does not on Linux.
+/// The errors of uname(2), which has none on Linux.
 pub fn kernel() -> io::Result<Kernel> {
     let name = uname()?;
     Ok(Kernel {
@@ -32,7 +32,7 @@ pub fn kernel() -> io::Result<Kernel> {
     })
 }
 
-/// The contents of os-release(5), the first of its two places; empty if neither can be read.
+/// Returns the contents of os-release(5) from the first of its two paths; empty if neither can be read.
 ///
 /// The environment variable `QGA_OS_RELEASE` names another file, as it does for qemu-ga.
 pub fn os_release(root: &Root) -> OsRelease {
@@ -43,12 +43,12 @@ pub fn os_release(root: &Root) -> OsRelease {
     OsRelease(file.unwrap_or_default())
 }
 
-/// An os-release file.
+/// Contents of an os-release(5) file.
 #[derive(Debug, Clone)]
 pub struct OsRelease(Vec<u8>);
 
 impl OsRelease {
-    /// The value of `key`, such as `PRETTY_NAME`.
+    /// Returns the value of `key`, such as `PRETTY_NAME`.
     pub fn get(&self, key: &str) -> Option<String> {
         os_release::value(&self.0, key)
     }

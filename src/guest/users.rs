@@ -1,4 +1,4 @@
-//! Who is logged in, by utmp(5) or, where systems have given that up, by logind.
+//! Users that are logged in, by utmp(5) or, on systems that no longer have it, by logind.
 
 use std::time::Duration;
 
@@ -6,24 +6,25 @@ use crate::guest::Guest;
 use crate::guest::logind::{self, Logind};
 use crate::sys::{blocking, utmp};
 
-/// Somebody who is logged in.
+/// User that is logged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// The user's name.
+    /// Name of the user.
     pub name: String,
-    /// When the first of the sessions began, since the epoch.
+    /// Begin of the user's first session, since the epoch.
     pub since: Duration,
 }
 
-/// Why it is not known who is logged in.
+/// Error: the users that are logged in are not known.
 #[derive(Debug, thiserror::Error)]
 #[error("logind does not report who is logged in: {0}")]
 pub struct Error(String);
 
-/// Everybody who is logged in, once each, in the order in which they are listed; nobody where nothing keeps a list.
+/// Returns the users that are logged in, each once, in the order of the system's list; empty if the system keeps
+/// none.
 ///
 /// # Errors
-/// If logind, as the only one to ask, is there and does not answer.
+/// If there is no utmp file, and logind does not answer.
 pub async fn users(guest: &Guest) -> Result<Vec<User>, Error> {
     let root = guest.root.clone();
     let file = blocking::run(move || root.read("/run/utmp").or_else(|_| root.read("/var/run/utmp"))).await;

@@ -1,14 +1,14 @@
-//! Whether a caller of the admin API may do what it asks for. Root and guestlet-host's own user may do everything, others
-//! what the rules of the settings allow ([`crate::access`]).
+//! Decides whether a caller of the admin API may make a call. Root and guestlet-host's own user may do everything;
+//! all others may do what the rules of the settings allow ([`crate::access`]).
 //!
 //! ```text
-//!  request ──▶ who (peer) ──▶ what, to what (asked) ──▶ rules ──allowed──▶ Call ──▶ work ──▶ end
-//!                                                         └──denied──▶ PERMISSION_DENIED
+//!  request ──▶ caller (peer) ──▶ verb, object (asked) ──▶ rules ──allowed──▶ Call ──▶ work ──▶ end
+//!                                                           └──denied──▶ PERMISSION_DENIED
 //! ```
 //!
 //! Each call that changes something, that reaches into a guest, or that is denied is recorded ([`super::audit`]).
 //!
-//! A denial says which rule would be needed, and nothing of whether there is such a VM.
+//! A denial names the rule that would be needed, but does not reveal whether the VM or volume exists.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -28,35 +28,35 @@ use super::volumes::problem::{Kind, Problem};
 use super::volumes::{Asker, Keeper};
 use crate::access::{Person, Rules, Verb};
 
-/// Decides.
+/// Admission check in front of every call of the admin API.
 #[derive(Debug, Clone)]
 pub struct Admission {
     /// The rules in force.
     pub rules: watch::Receiver<Arc<Rules>>,
-    /// Knows the VMs' clusters.
+    /// Fleet, which knows the clusters of VMs.
     pub fleet: Handle,
-    /// Knows the volumes' clusters, and which VMs have them.
+    /// Keeper of volumes, which knows their clusters and the VMs that have them.
     pub volumes: Keeper,
-    /// Counts.
+    /// Holds the audit log and the counter of denied calls.
     pub half: Arc<Half>,
 }
 
 /// A call that was admitted.
 #[derive(Debug)]
 pub struct Call {
-    /// On whose behalf it is.
+    /// Caller on whose behalf the call is made.
     pub behalf: Behalf,
-    /// What its caller may see.
+    /// VMs and volumes that the caller may see.
     pub sight: Sight,
-    /// Its record, if it has one.
+    /// Audit record of the call; `None` for verbs that are not recorded.
     pub entry: Option<Entry>,
 }
 
 impl Call {
-    /// It has ended so, which is the answer.
+    /// Ends the call: completes its audit record with the status code, and returns the outcome as the response.
     ///
     /// # Errors
-    /// The same.
+    /// The error of `outcome`, unchanged.
     pub fn end<T>(self, outcome: Result<T, Status>) -> Result<Response<T>, Status> {
         if let Some(entry) = self.entry {
             entry.end(outcome.as_ref().err().map_or(Code::Ok, Status::code));
@@ -65,42 +65,42 @@ impl Call {
     }
 }
 
-/// What a caller may see of VMs and volumes, by the rules as they are each time.
+/// VMs and volumes that a caller may see. Each check uses the rules that are in force at that moment.
 #[derive(Debug, Clone)]
 pub struct Sight {
     rules: watch::Receiver<Arc<Rules>>,
-    /// None sees everything.
+    /// Caller whose rules apply; `None` for root and guestlet-host's own user, who see everything.
     person: Option<Person>,
     verb: &'static Verb,
 }
 
 impl Sight {
-    /// Whether it is everything.
+    /// Returns whether the caller may see everything.
     pub fn is_full(&self) -> bool {
         self.person.is_none()
     }
 
-    /// Completes when it is the VM of this name, of this cluster, no more.
+    /// Completes when a change of the rules takes this VM of this cluster out of the caller's sight.
     pub async fn lost(mut self, vm: &str, cluster: &str) {
         while self.has(vm, cluster) {
             if self.rules.changed().await.is_err() {
-                // They stay as they are.
+                // The rules no longer change, so the VM stays in sight.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Whether it is the VM of this name, or a volume that it has, of this cluster.
+    /// Returns whether the caller may see the VM with this name in this cluster, or a volume attached to it.
     pub fn has(&self, vm: &str, cluster: &str) -> bool {
         self.person.as_ref().is_none_or(|person| self.rules.borrow().allow(person, self.verb, vm, cluster))
     }
 }
 
 impl Admission {
-    /// Admits a call, or not.
+    /// Admits a call, or denies it and records the denial.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` if the caller may not; another one if that cannot be told.
+    /// `PERMISSION_DENIED` if the caller may not make the call; another status if that cannot be determined.
     pub async fn admit<T: Asked>(&self, request: Request<T>) -> Result<(Call, T), Status> {
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let peer = peer.ok_or_else(|| Status::internal("the caller is not known"))?;
@@ -125,13 +125,13 @@ impl Admission {
         object: Object<'_>,
     ) -> Result<bool, Status> {
         let allow = |vm: &str, cluster: &str| rules.allow(person, verb, vm, cluster);
-        // Who has no use for an answer causes no work.
+        // Without a rule for this user and verb the object does not matter, so it is not looked up.
         if !rules.admit(person, verb) {
             return Ok(false);
         }
         Ok(match object {
             Object::Seen => true,
-            // Only a rule for all VMs fits a name that none has.
+            // The empty name matches only a rule for all VMs.
             Object::Host => allow("", ""),
             Object::Machine(vm) => {
                 let (vm, cluster) = self.machine(vm).await?;
@@ -151,8 +151,8 @@ impl Admission {
         })
     }
 
-    /// The name of the VM that is named so, and its cluster, which is empty for one that is not known. What looks like a UUID
-    /// stands for the VM that has it, and for no name that a pattern matches.
+    /// Returns the name and the cluster of the VM with this name or UUID; the cluster is empty if the VM is not known.
+    /// A text that looks like a UUID of an unknown VM gives an empty name, so that it matches no pattern for names.
     async fn machine(&self, vm: &str) -> Result<(String, String), Status> {
         let mut found = self.fleet.find(Identity::Name(vm.to_owned())).await?;
         let is_name = found.is_some() || !is_uuid(vm);
@@ -165,7 +165,7 @@ impl Admission {
         })
     }
 
-    /// The VM that has a volume, and the volume's cluster; both empty for one that is not known.
+    /// Returns the VM that has a volume, and the volume's cluster; both are empty if the volume is not known.
     async fn place(&self, volume: &str) -> Result<(String, String), Status> {
         match self.volumes.get(&Asker::Host, volume).await {
             Ok(volume) => {
@@ -183,12 +183,12 @@ impl Admission {
     }
 }
 
-/// Whether a text is written as a UUID is.
+/// Returns whether a text looks like a UUID: 36 characters, all of them hexadecimal digits or hyphens.
 fn is_uuid(text: &str) -> bool {
     text.len() == 36 && text.bytes().all(|one| one == b'-' || one.is_ascii_hexdigit())
 }
 
-/// What the record of a call says that it is about.
+/// Returns the part of an audit record that describes the request: verb, VM and subject.
 fn what(asked: &impl Asked) -> What {
     let vm = match asked.object() {
         Object::Machine(vm) | Object::VolumeTo { vm, .. } => vm.to_owned(),
@@ -197,7 +197,8 @@ fn what(asked: &impl Asked) -> What {
     What { verb: asked.verb(), vm, subject: asked.subject() }
 }
 
-/// Why a call is denied: the rule that it would need. The words are the same whether or not there is such a VM or volume.
+/// Builds the message for a denied call, with the rule that would allow it. The message is the same whether or not
+/// the VM or volume exists.
 fn denial(behalf: &Behalf, known: &Known, asked: &impl Asked) -> String {
     let verb = asked.verb().words;
     let user = known.person.name.clone().unwrap_or_else(|| known.person.uid.to_string());

@@ -1,6 +1,6 @@
-//! `guestlet.v1.Admin` for `guestctl`, on a unix socket: for its owner alone, or for everybody as soon as there are rules of
-//! who may do what ([`super::admission`]). `serve` owns the socket and its connections. Each method begins with `admit`, which
-//! is how it gets its request.
+//! `guestlet.v1.Admin` for `guestctl`, on a unix socket that is open to its owner alone, or to everybody once
+//! there are access rules ([`super::admission`]). `serve` owns the socket and its connections. Each method begins
+//! with `admit`, which is the only way to the content of its request.
 
 mod serve;
 mod services;
@@ -50,37 +50,37 @@ use crate::wire::proto::v1::{
 
 pub use serve::run;
 
-/// How long the fleet may take to count VMs.
+/// Timeout of the fleet for counting the VMs.
 const TO_COUNT: Duration = Duration::from_secs(1);
 
-/// What answers.
+/// Implementation of the admin API.
 #[derive(Debug, Clone)]
 pub struct Api {
-    /// Decides who may ask for what.
+    /// Admission check of all calls.
     pub admission: Admission,
-    /// Knows the VMs.
+    /// Fleet, which knows the VMs.
     pub fleet: Handle,
-    /// Plugs disks into them.
+    /// Disks of VMs, which can be attached and detached.
     pub disks: Arc<dyn Disks>,
-    /// Keeps their volumes.
+    /// Keeper of the volumes of VMs.
     pub volumes: Keeper,
-    /// The keys of guests.
+    /// Keys of guests, and of this host half.
     pub trust: Arc<Trust>,
-    /// This run.
+    /// State of this run of the host half.
     pub half: Arc<Half>,
-    /// Where this host is.
+    /// Topology of this host.
     pub topology: watch::Receiver<Arc<Topology>>,
-    /// How the settings are.
+    /// State of the settings: their file, their age, and any problem with them.
     pub settings: watch::Receiver<Standing>,
-    /// How the backend is.
+    /// State of the backend, with its problems.
     pub backend: backends::Standing,
-    /// How much is asked of each guest.
+    /// Limits on the concurrent calls to each guest.
     pub desks: Desks,
     /// The consoles of VMs.
     pub consoles: console::Desk,
-    /// Keeps load balancers, where this host half does.
+    /// Load balancers; `None` where this host half has none.
     pub cloud: Option<cloud::Handle>,
-    /// Every VM that there is for it, where settings list them.
+    /// All VMs that the settings list; `None` where the settings do not list VMs.
     pub listed: Option<watch::Receiver<Vec<Machine>>>,
 }
 
@@ -94,7 +94,7 @@ fn unknown() -> Status {
     Status::not_found("there is no such VM")
 }
 
-/// What happens, as it is told.
+/// Stream of VM events for one watcher.
 type Events = Pin<Box<dyn Stream<Item = Result<VirtualMachineEvent, Status>> + Send>>;
 
 /// The clusters of VMs, by the VMs' names.
@@ -105,7 +105,7 @@ fn cluster<'c>(clusters: &'c Clusters, vm: &str) -> &'c str {
 }
 
 impl Api {
-    /// What a ping needs: the agent, and the plan.
+    /// Returns the agent to ping and the plan of the pings.
     async fn calls(
         &self,
         request: PingVirtualMachineRequest,
@@ -120,7 +120,7 @@ impl Api {
         }
     }
 
-    /// What keeps load balancers.
+    /// Returns the handle of the load balancers, or `UNIMPLEMENTED` if this host half has none.
     fn cloud(&self) -> Result<&cloud::Handle, Status> {
         self.cloud.as_ref().ok_or_else(|| Status::unimplemented("this guestlet-host has no load balancers"))
     }
@@ -130,7 +130,7 @@ impl Api {
         Ok(machines.into_iter().map(|one| (one.vm.name.clone(), one.vm.cluster.clone())).collect())
     }
 
-    /// How many VMs and sessions there are in this sight.
+    /// Counts the VMs and sessions that this caller may see.
     async fn tally(&self, sight: &Sight) -> Result<Tally, Stopped> {
         if sight.is_full() {
             return self.fleet.tally().await;
@@ -142,7 +142,8 @@ impl Api {
         Ok(Tally { vms: seen.len(), connected, no_vsock, ..Tally::default() })
     }
 
-    /// Those of `events` that are about VMs in this sight. Of a VM that is gone the cluster that it had counts.
+    /// Filters `events` for those of VMs that the caller may see. For a VM that no longer exists, its last known
+    /// cluster is used.
     async fn in_sight(
         &self,
         sight: Sight,
@@ -257,12 +258,12 @@ impl Admin for Api {
         let problems = self.backend.problems.borrow().clone().into_iter();
         let tally = match tokio::time::timeout(TO_COUNT, self.tally(&call.sight)).await {
             Ok(tally) => tally?,
-            // The fleet does not answer before it was told of all VMs once.
+            // The fleet does not answer before the backend has reported all VMs once.
             Err(_) => Tally::default(),
         };
         let mut settings = self.settings.borrow().clone();
         if !call.sight.is_full() {
-            // It may name what the caller may not see.
+            // The text of the problem may name objects that the caller must not see.
             settings.problem = settings.problem.map(|_| "as root, guestctl doctor shows why".to_owned());
         }
         let count = |count| u32::try_from(count).unwrap_or(u32::MAX);

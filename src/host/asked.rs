@@ -1,5 +1,5 @@
-//! What each request of the admin API asks for: which verb it is, and what it is done to. One entry for each request, so that
-//! a method cannot be admitted without one.
+//! Maps each request of the admin API to its verb and its object. Each request has one entry here, so that no
+//! method can be admitted without one.
 
 use crate::access::verb::{self, Verb};
 use crate::wire::proto::v1::{
@@ -12,48 +12,48 @@ use crate::wire::proto::v1::{
     RotateGuestKeyRequest, RotateHostKeyRequest, WatchVirtualMachinesRequest, attach_disk_request::Source,
 };
 
-/// What something is done to.
+/// Object of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Object<'r> {
-    /// Whatever the caller may see: the answer has that alone.
+    /// Whatever the caller may see; the answer is limited to that.
     Seen,
-    /// The host half itself, and so all VMs.
+    /// Host half itself, and so all VMs.
     Host,
-    /// The VM of this name.
+    /// VM with this name.
     Machine(&'r str),
-    /// A volume to be, of this cluster.
+    /// Volume that is to be created, in this cluster.
     Cluster(&'r str),
-    /// The volume of this identifier.
+    /// Volume with this identifier.
     Volume(&'r str),
-    /// A volume, and the VM that is to have it, by name or UUID.
+    /// Volume, and the VM that it is to be attached to.
     VolumeTo {
-        /// Its identifier.
+        /// Identifier of the volume.
         volume: &'r str,
-        /// The VM.
+        /// Name or UUID of the VM.
         vm: &'r str,
     },
 }
 
-/// A request of the admin API.
+/// Request of the admin API.
 pub trait Asked {
-    /// What it asks for.
+    /// Returns the verb of the request.
     fn verb(&self) -> &'static Verb;
 
-    /// What that is done to, for the decision whether the caller may.
+    /// Returns the object of the request, against which the rules are checked.
     fn object(&self) -> Object<'_>;
 
-    /// Which disk or volume of it, for the record.
+    /// Returns the disk or volume that the request is for, as the audit record names it; empty if it is for none.
     fn subject(&self) -> String {
         String::new()
     }
 }
 
-/// The VM of this name, or all of them that are seen if there is none.
+/// Returns the VM with this name, or everything that the caller may see if the name is empty.
 fn machine_or_seen(name: &str) -> Object<'_> {
     if name.is_empty() { Object::Seen } else { Object::Machine(name) }
 }
 
-/// An entry: the request, its verb, what it is done to, and which part of that.
+/// Implements `Asked` for a request: its verb, its object, and optionally its subject.
 macro_rules! asked {
     ($request:ty, $verb:expr, $object:expr $(, $subject:expr)?) => {
         impl Asked for $request {

@@ -1,12 +1,13 @@
-//! Who has done what: a record of each call that changes something, that reaches into a guest, or that is denied; in the
-//! journal, with fields for programs, and in a file of JSON lines if the settings name one.
+//! Audit log: a record of each call that changes something, that reaches into a guest, or that is denied. Records
+//! go to the journal, with structured fields, and to a file of JSON lines if the settings name one.
 //!
 //! ```text
 //!  call ──begin──▶ Entry ──end, or dropped (CANCELLED)──▶ record ──▶ journal
-//!  denied ──▶ so many of each caller; the rest are counted ──┘  └──▶ file (a thread writes; what has no room is counted)
+//!  denied ──▶ limited for each caller; the rest are counted ─┘  └──▶ file (by a thread; counted if its queue is full)
 //! ```
 //!
-//! A record never has what is written or read, no environment, and no secrets. Nothing here waits for anything.
+//! A record never contains data that is written or read, an environment, or secrets. No function here waits for
+//! I/O.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,20 +25,20 @@ use crate::access::Verb;
 use crate::pace::{self, Held, Rate};
 use crate::sys::logging::{self, Lines};
 
-/// Denials of one caller at once, and in each second in the long run; of a guest, which repeats what fails, all that fails.
+/// Rate of denials of one caller; for a guest, which repeats failed calls, the rate of all failed calls.
 const IN_VAIN: Rate = Rate { burst: 20, again: Duration::from_secs(1) };
-/// The same of what one guest does.
+/// Rate of successful calls of one guest.
 const OF_A_GUEST: Rate = Rate { burst: 256, again: Duration::from_millis(100) };
-/// Callers that are counted by themselves; those beyond are counted together.
+/// Number of callers with a rate limit of their own. Any others share one.
 const MOST_CALLERS: usize = 1024;
-/// After how long a caller who does nothing is forgotten.
+/// Time after which the state of an idle caller is removed.
 const IDLE: Duration = Duration::from_secs(60);
 /// Records that wait to be written to the file.
 const QUEUE: usize = 1024;
-/// How long the end of the program waits for the file.
+/// Time that the program waits at its end for the file to be written.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Writes records.
+/// Writer of audit records; clones share its state.
 #[derive(Debug, Clone)]
 pub struct Audit(Arc<Inner>);
 
@@ -48,21 +49,21 @@ struct Inner {
     callers: Mutex<Callers>,
 }
 
-/// By the caller, and whether it asked in vain.
+/// Rate limits, by caller and by whether the calls failed.
 type Callers = BTreeMap<(String, bool), Held>;
 
-/// What a record is about.
+/// Subject of an audit record.
 #[derive(Debug)]
 pub struct What {
-    /// What was asked for.
+    /// Verb of the request.
     pub verb: &'static Verb,
-    /// To which VM, if to one; its name.
+    /// Name of the VM; empty if the call is for none.
     pub vm: String,
-    /// Which disk or volume, if that is about one.
+    /// Disk or volume that the call is for; empty if it is for none.
     pub subject: String,
 }
 
-/// A call that is under way. Its record is written when it ends; one that is dropped before was given up by its caller.
+/// Call in progress. Its record is written when it ends; a dropped entry is recorded as `CANCELLED`.
 #[derive(Debug)]
 pub struct Entry {
     audit: Audit,
@@ -73,7 +74,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// It has ended with this code.
+    /// Ends the call with this code, and writes its record.
     pub fn end(mut self, code: Code) {
         self.is_over = true;
         self.audit.record(&self.behalf, &self.what, Some(self.begun.elapsed()), code);
@@ -81,12 +82,12 @@ impl Entry {
 }
 
 impl Entry {
-    /// What it was about, which is known better by now.
+    /// Replaces the subject of the record, once it is known more precisely than at the beginning.
     pub fn about(&mut self, subject: String) {
         self.what.subject = subject;
     }
 
-    /// It was denied, which was not known before.
+    /// Records the call as denied, where that was only decided after it had begun.
     pub fn denied(mut self) {
         self.is_over = true;
         self.audit.denied(&self.behalf, &self.what);
@@ -101,7 +102,8 @@ impl Drop for Entry {
     }
 }
 
-/// A line of the file. Keys are part of the interface: add, never change. A guest's records have the same.
+/// Line of the file. Keys are part of the interface: they may be added, but never changed. Guests write the same
+/// keys.
 #[derive(Debug, Serialize)]
 struct Line<'l> {
     time: String,
@@ -125,44 +127,44 @@ enum Told<'l> {
         result: &'l str,
         duration_usec: u64,
     },
-    /// So many of a caller's were left out.
+    /// Number of records of one caller that were left out by its rate limit.
     More { caller: &'l str, more: u64 },
-    /// So many could not be written.
+    /// Number of records that could not be written to the file.
     Lost { lost: u64 },
 }
 
 impl Audit {
-    /// Records of the host of this name, in the journal alone.
+    /// Creates an audit log of the host with this name, in the journal alone.
     pub fn new(host: &str) -> Self {
         Self(Arc::new(Inner { host: host.to_owned(), file: None, callers: Mutex::default() }))
     }
 
-    /// Records of the host of this name, in a file as well.
+    /// Creates an audit log of the host with this name, in the journal and in a file.
     ///
     /// # Errors
-    /// If that cannot be opened.
+    /// If the file cannot be opened.
     pub fn with_file(host: &str, path: &Path) -> io::Result<Self> {
         let file = Some((path.to_owned(), Lines::start(path, QUEUE)?));
         Ok(Self(Arc::new(Inner { host: host.to_owned(), file, callers: Mutex::default() })))
     }
 
-    /// The file, if there is one.
+    /// Returns the path of the file, if there is one.
     pub fn file(&self) -> Option<&Path> {
         self.0.file.as_ref().map(|(path, _)| path.as_path())
     }
 
-    /// A call begins.
+    /// Begins the record of a call. It is written when the entry ends or is dropped.
     pub fn begin(&self, behalf: &Behalf, what: What) -> Entry {
         let (audit, behalf) = (self.clone(), behalf.clone());
         Entry { audit, behalf, what, begun: Instant::now(), is_over: false }
     }
 
-    /// A call was denied.
+    /// Records that a call was denied.
     pub fn denied(&self, behalf: &Behalf, what: &What) {
         self.record(behalf, what, None, Code::PermissionDenied);
     }
 
-    /// Writes a record, unless there were too many of its caller. Without a time the call was denied.
+    /// Writes a record, unless the rate limit of its caller is exceeded. A call without a duration was denied.
     fn record(&self, behalf: &Behalf, what: &What, took: Option<Duration>, code: Code) {
         let caller = text::clean(&behalf.caller().to_string());
         let is_guest = matches!(behalf.caller(), Caller::Guest(_) | Caller::Told(_));
@@ -205,14 +207,15 @@ impl Audit {
         let Some((_, file)) = &self.0.file else { return };
         let time = logging::timestamp(SystemTime::now());
         let line = Line { time, side: "host", host: &self.0.host, told };
-        // It has nothing that JSON cannot say.
+        // Serialization cannot fail: a line consists of strings and numbers only.
         if let Ok(line) = serde_json::to_string(&line) {
-            // What has no room is counted.
+            // Lines that do not fit into the queue are counted there.
             file.append(line + "\n");
         }
     }
 
-    /// Whether one more record of this caller is written.
+    /// Returns whether the rate limit of this caller allows one more record. Successful calls of users are never
+    /// limited.
     fn admit(&self, caller: &Caller, name: &str, is_in_vain: bool, now: Instant) -> bool {
         let rate = match caller {
             _ if is_in_vain => IN_VAIN,
@@ -226,7 +229,7 @@ impl Audit {
         held.or_insert_with(|| Held::new(now)).admit(rate, now)
     }
 
-    /// Says what was left out and what was lost since the last time; returns how many records were lost.
+    /// Reports the records that were left out or lost since the last time; returns how many were lost.
     pub fn settle(&self) -> u64 {
         let left_out = pace::settle(&mut self.callers(), IDLE, Instant::now());
         for ((caller, _), more) in left_out {
@@ -244,7 +247,7 @@ impl Audit {
         lost
     }
 
-    /// Waits for a moment until what is to be written is. Blocks; for the end of the program.
+    /// Waits for a moment until the queued records are written. Blocks; for the end of the program.
     pub fn finish(&self) {
         self.settle();
         if let Some((_, file)) = &self.0.file {
@@ -253,12 +256,12 @@ impl Audit {
     }
 
     fn callers(&self) -> MutexGuard<'_, Callers> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A panic under the lock cannot leave the map half changed.
         self.0.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A code as gRPC names it.
+/// Returns the name of a gRPC code.
 fn name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

@@ -1,7 +1,7 @@
-//! How long to wait before the next dial: exponential with full jitter. Pure: the caller gives time and chance.
+//! Delay before the next dial: exponential with full jitter. Pure: the caller supplies time and randomness.
 //!
-//! A guest that was just started, reset or lost comes back soon, so the waits stay short for a while; an
-//! agent that has been silent for longer is probably not installed.
+//! A guest that was just started, reset or lost comes back soon, so the delays stay short for a while. An agent
+//! that has been silent for longer is probably not installed.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use tokio::time::Instant;
 const FIRST: Duration = Duration::from_millis(50);
 const EAGER_LIMIT: Duration = Duration::from_millis(500);
 const PATIENT_LIMIT: Duration = Duration::from_secs(10);
-/// How long waits stay below [`EAGER_LIMIT`].
+/// Time for which the delays stay below [`EAGER_LIMIT`].
 const EAGER_FOR: Duration = Duration::from_secs(120);
 
-/// What ends sooner does not make the waits short again.
+/// Minimum duration of a connection after which the delays are short again.
 pub const LASTING: Duration = Duration::from_secs(5);
 
-/// The waits of one guest.
+/// Delays between the dials of one guest.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     limit: Duration,
@@ -24,23 +24,23 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Eager from `now` on.
+    /// Creates a backoff whose delays are short from `now` on.
     pub fn new(now: Instant) -> Self {
         Self { limit: FIRST, eager_until: now + EAGER_FOR }
     }
 
-    /// Begins again, because the guest is expected back soon.
+    /// Makes the delays short again, because the guest is expected back soon.
     pub fn restart(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
-    /// The next wait; `chance` is a random number in 0..1 that spreads the dials of many guests.
+    /// Returns the next delay; `chance` is a random number in 0..1 that spreads the dials of many guests.
     pub fn next(&mut self, now: Instant, chance: f64) -> Duration {
         let cap = if now < self.eager_until { EAGER_LIMIT } else { PATIENT_LIMIT };
         self.below(cap, chance)
     }
 
-    /// The next wait of somebody who is not in a hurry.
+    /// Returns the next delay where there is no hurry.
     pub fn next_patient(&mut self, chance: f64) -> Duration {
         self.below(PATIENT_LIMIT, chance)
     }

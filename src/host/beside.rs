@@ -1,5 +1,5 @@
-//! A connection with an agent beside its session, for what goes on for long: however much comes over it, and however slowly somebody
-//! reads it, the session's calls and events do not wait.
+//! Connection to an agent beside its session, for long-lived streams: neither the amount of data nor a slow reader
+//! delays the calls and events of the session.
 
 use std::time::Duration;
 
@@ -17,19 +17,19 @@ use crate::wire::exec::{EXIT_CODE, SAID_BY_GUEST};
 use crate::wire::proto::v1::GetInfoRequest;
 use crate::wire::proto::v1::guest_client::GuestClient;
 
-/// How long an agent may take that is asked who it is.
+/// Timeout of the call that checks the identity of the agent.
 const SOON: Duration = Duration::from_secs(10);
-/// How long an agent may take to begin: a disk may be slow.
+/// Timeout of an agent for beginning a stream; long, because a disk may be slow.
 pub const BEGIN: Duration = Duration::from_secs(60);
-/// How long what was received before a connection's end may take to be read.
+/// Time for reading what was received before the end of a connection.
 const LEFTOVERS: Duration = Duration::from_secs(1);
 
-/// A connection with an agent, beside its session.
+/// Connection to an agent, beside its session.
 pub struct Line {
-    /// For calls.
+    /// HTTP/2 client for calls over this connection.
     pub client: http2::Client,
     connection: http2::Connection,
-    /// Changes no more when the VM is not known any more.
+    /// Watch that closes when the VM is no longer known.
     known: watch::Receiver<Told>,
 }
 
@@ -43,13 +43,13 @@ pub async fn dial(fleet: &Handle, name: &str) -> Result<Line, Status> {
         contact.ok_or_else(|| Status::failed_precondition("there is no session with this guest now"))?;
     let contact = contact.for_streams();
     match reach(&contact, contact.speech).await {
-        // It may have been given keys since its session began.
+        // The guest may have been given keys since its session began.
         Err(_) if contact.speech == Speech::Plain => reach(&contact, Speech::Secured).await,
         line => line,
     }
 }
 
-/// Dials the agent of a guest that is supposed to speak so.
+/// Dials the agent of a guest that is assumed to use this speech.
 async fn reach(contact: &Contact, mut speech: Speech) -> Result<Line, Status> {
     let (expected, known) = (contact.vm.ids.dmi.clone(), contact.topology.clone());
     let cut = |words: String| Status::unavailable(format!("the guest cannot be reached: {words}"));
@@ -71,21 +71,21 @@ async fn reach(contact: &Contact, mut speech: Speech) -> Result<Line, Status> {
     Ok(line)
 }
 
-/// Completes when the VM is not known any more.
+/// Completes when the VM is no longer known.
 async fn gone(known: &mut watch::Receiver<Told>) {
     while known.changed().await.is_ok() {}
 }
 
-/// Of requests over it.
+/// Returns the origin for requests over this connection.
 pub fn origin() -> http::Uri {
     http::Uri::from_static(http2::ORIGIN)
 }
 
 impl Line {
-    /// The answer to a call, within a time.
+    /// Waits for the answer to a call, at most for a time.
     ///
     /// # Errors
-    /// As the agent; if it does not answer, or the connection ends.
+    /// The agent's errors; also if it does not answer in time, or the connection ends.
     pub async fn drive<T>(
         &mut self,
         within: Duration,
@@ -103,10 +103,10 @@ impl Line {
         tokio::time::timeout(within, answer).await.unwrap_or_else(|_| Err(late()))
     }
 
-    /// The next message of a stream over it; nothing at its end.
+    /// Returns the next message of a stream over this connection; `None` at its end.
     ///
     /// # Errors
-    /// As the agent; if the connection ends, or the VM is not known any more.
+    /// The agent's errors; `UNAVAILABLE` if the connection ends or the VM is no longer known.
     pub async fn next<T>(&mut self, answers: &mut Streaming<T>) -> Result<Option<T>, Status> {
         let answer = tokio::select! {
             biased;
@@ -121,7 +121,7 @@ impl Line {
     }
 }
 
-/// What an agent said, cleaned; of one that has gone, that nothing was said.
+/// Returns the status of an agent with its text cleaned; if the connection broke, a status that says so.
 fn said(status: &Status) -> Status {
     if std::error::Error::source(status).is_some() && status.code() != tonic::Code::OutOfRange {
         return Status::unavailable("the connection to the guest broke");

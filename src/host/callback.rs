@@ -1,5 +1,6 @@
-//! What the guest of one session asks: `guestlet.v1.Host`, `csi.v1.Controller` of its cluster's volumes, and
-//! `guestlet.v1.Cloud` of its cluster's VMs and load balancers. Its calls are messages of the connection on which it is asked ([`crate::transport::callback`]).
+//! Callback of one session: the guest's calls to `guestlet.v1.Host`, to `csi.v1.Controller` for its cluster's
+//! volumes, and to `guestlet.v1.Cloud` for its cluster's VMs and load balancers. They are messages on the
+//! connection of the session ([`crate::transport::callback`]).
 //!
 //! ```text
 //!  open ──▶ WhoAmI ──▶ in use        (denied by the guest's settings: none, for as long as the session lasts)
@@ -8,7 +9,8 @@
 //!   └── wait (backoff) ◀─┘──too many calls, or broken again and again──▶ refused
 //! ```
 //!
-//! The future of [`keep`] lives inside that of the session: with it, whatever is served here ends at once.
+//! The future of [`keep`] is part of that of the session: when the session ends, everything served here ends at
+//! once.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -43,33 +45,35 @@ use crate::wire::proto::v1::{
     CallbackBounds, CallbackState, PingRequest, PingResponse, WhoAmIRequest, WhoAmIResponse,
 };
 
-/// What an agent says that it can do, if it has a callback.
+/// Capability that an agent reports if it has a callback.
 const CAPABILITY: &str = "callback";
-/// Bytes of one request; they are all small.
+/// Limit on the bytes of one request; all of them are small.
 const MAX_REQUEST: usize = 16 * 1024;
-/// The same of a request about volumes.
+/// Limit on the bytes of a request about volumes.
 const MAX_VOLUME_REQUEST: u32 = 64 * 1024;
-/// Bytes of what is around a request: its method and its number.
+/// Bytes that a message has in addition to its request: method and number.
 const AROUND: usize = 1024;
-/// Bytes of a ping.
+/// Limit on the bytes of a ping.
 const MAX_PING: usize = 4096;
-/// When it is counted again how many volumes a VM can have.
+/// Time for which the number of volumes that a VM can have is cached.
 const COUNT_AGAIN: Duration = Duration::from_secs(1);
-/// How long a call may take, its request included.
+/// Timeout of a call, including the receipt of its request.
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
-/// The same of a call about volumes, which may have to wait for a guest. What it has begun goes on.
+/// Timeout of a call about volumes, which may have to wait for a guest. Work that it has begun continues after
+/// that.
 const VOLUME_DEADLINE: Duration = Duration::from_secs(180);
-/// How long a call about volumes waits before it is looked again whether it may be made.
+/// Interval at which a delayed call about volumes checks whether it may proceed.
 const CALL_AGAIN: Duration = Duration::from_millis(20);
-/// How often in a row the guest may break the callback soon after it was opened.
+/// Number of times in a row that the callback may break soon after it was opened, before the guest is refused.
 const MAX_BREAKS: u32 = 8;
 
-/// Whether an agent that can do these has a callback.
+/// Returns whether an agent with these capabilities has a callback.
 pub fn is_able(capabilities: &[String]) -> bool {
     capabilities.iter().any(|capability| capability == CAPABILITY)
 }
 
-/// Keeps the callback of an open session, whose agent is called with `client`, and has one if it is `able`.
+/// Keeps the callback of an open session, if the agent is `able` to have one. `client` calls the agent. Completes
+/// only when the guest is to be refused.
 pub async fn keep(client: &http2::Client, contact: &Contact, able: bool, teller: &Teller) -> Refusal {
     if !able {
         let reason = "the agent is too old to make calls to this host half; upgrade it".to_owned();
@@ -84,7 +88,7 @@ pub async fn keep(client: &http2::Client, contact: &Contact, able: bool, teller:
         teller.send(Report::Callback(CallbackState::Connecting, reason)).await;
         let began = Instant::now();
         reason = match serve(client, contact, &guard, teller).await {
-            // Its settings change with a restart of the agent, and that with the session.
+            // The guest's settings change only with a restart of its agent, which ends the session as well.
             Err(End::Refused(Refusal::Denied(reason))) => {
                 teller.send(Report::Callback(CallbackState::Unspecified, reason)).await;
                 return std::future::pending().await;
@@ -106,7 +110,7 @@ pub async fn keep(client: &http2::Client, contact: &Contact, able: bool, teller:
     }
 }
 
-/// Opens the callback once, and serves it to its end.
+/// Opens the callback once, and serves it until it ends.
 async fn serve(
     client: &http2::Client,
     contact: &Contact,
@@ -122,8 +126,8 @@ async fn serve(
     let service = Guarded { service, volumes, cloud, guest, guard: Arc::clone(guard) };
     let bounds = CallbackBounds {
         host_instance_id: contact.half.host.instance_id.clone(),
-        // As many for calls about volumes, which may have to wait for a pool, and for those about the cluster, of which some
-        // wait for news, as for all others.
+        // Three budgets of the same size: calls about volumes, which may have to wait for a pool; calls about the cluster,
+        // some of which wait for news; and all others.
         open_calls: contact.vm.limits.open_calls.saturating_mul(3),
         request_bytes: MAX_VOLUME_REQUEST,
     };
@@ -149,19 +153,19 @@ async fn serve(
     }
 }
 
-/// What the end of a callback means for the session.
+/// Translates the end of a callback into that of the session.
 fn end(ended: Ended) -> End {
     match ended {
         Ended::Breach(breach) => Refusal::Callback(breach.to_string()).into(),
         Ended::Status(status) => match End::from(*status) {
-            // Who holds the guest is settled by its events.
+            // The stream of events, not the callback, decides which host half holds the guest.
             End::Refused(Refusal::Held(message)) => Loss::Call { code: Code::Aborted, message }.into(),
             end => end,
         },
     }
 }
 
-/// Calls the agent. What is sent to it with a call waits for it.
+/// Client of the agent that reports answers which the agent does not read.
 #[derive(Debug, Clone)]
 struct Watched {
     client: http2::Client,
@@ -183,17 +187,18 @@ impl tower_service::Service<Request<Body>> for Watched {
     }
 }
 
-/// What the host answers to one guest.
+/// Implementation of `guestlet.v1.Host` for one guest.
 #[derive(Debug, Clone)]
 struct Service {
     contact: Contact,
     introduced: Arc<Notify>,
-    /// How many volumes the VM can have, and when that was counted.
+    /// Number of volumes that the VM can have, and when it was determined.
     counted: Arc<tokio::sync::Mutex<Option<(Instant, u32)>>>,
 }
 
 impl Service {
-    /// How many volumes the VM can have: asked of its hypervisor, but not as often as a guest may ask.
+    /// Returns how many volumes the VM can have. The hypervisor is asked at most once per second, however often the
+    /// guest calls.
     async fn most(&self) -> u32 {
         let Contact { vm, volumes, .. } = &self.contact;
         let Some(volumes) = volumes else { return vm.max_volumes };
@@ -235,7 +240,7 @@ impl Host for Service {
     }
 }
 
-/// What one guest may ask in a session, over all callbacks that are opened in it.
+/// Limits on the calls of one guest in a session, across all callbacks that are opened in it.
 #[derive(Debug)]
 struct Guard {
     allowance: Mutex<Allowance>,
@@ -246,15 +251,15 @@ struct Guard {
     half: Arc<Half>,
 }
 
-/// For calls about volumes, or about the cluster: many of a cluster's must not cost its VM the session.
+/// Budget for calls about volumes or about the cluster. Many such calls must not cost the VM its session.
 #[derive(Debug)]
 struct Budget {
-    /// What they are about, for people.
+    /// Subject of these calls, for messages.
     subject: &'static str,
     allowance: Mutex<Allowance>,
-    /// Those of them that were held back and given up, or refused.
+    /// Allowance for calls that were delayed and then abandoned by the guest, or refused.
     given_up: Mutex<Allowance>,
-    /// Those of them that may be under way at a time.
+    /// Permits for calls in progress.
     places: Arc<Semaphore>,
 }
 
@@ -284,7 +289,7 @@ impl Guard {
         })
     }
 
-    /// One more call.
+    /// Counts one more call, and returns whether it is within the guest's allowance. If not, the callback is flooded.
     fn admit(&self) -> bool {
         self.half.metrics.callback_calls.fetch_add(1, Ordering::Relaxed);
         let admitted = take(&self.allowance);
@@ -294,7 +299,8 @@ impl Guard {
         admitted
     }
 
-    /// A place for one more call of a budget; without one it is to be repeated. They leave the others room to be heard.
+    /// Returns a permit for one more call of a budget; without one, the guest has to repeat the call. Separate permits
+    /// keep these calls from crowding out the others.
     fn enter(&self, budget: &Budget) -> Option<OwnedSemaphorePermit> {
         let place = Arc::clone(&budget.places).try_acquire_owned().ok();
         if place.is_none() && !take(&budget.given_up) {
@@ -303,8 +309,8 @@ impl Guard {
         place
     }
 
-    /// One more call of a budget: sidecars make many at once, and wait for their answers. So these are held back, not
-    /// taken for a flood, as long as somebody waits for them.
+    /// Waits until the budget allows one more call. Sidecars make many calls at once and wait for their answers, so
+    /// these are delayed, and not treated as a flood, as long as the guest waits for them.
     async fn admit_in_time(&self, budget: &Budget) {
         self.half.metrics.callback_calls.fetch_add(1, Ordering::Relaxed);
         let mut waiting = Waiting { guard: self, budget, admitted: false };
@@ -315,7 +321,7 @@ impl Guard {
     }
 }
 
-/// A call that is held back. One that is given up counts as one that was made.
+/// Delayed call. One that the guest abandons counts as a call that was made.
 struct Waiting<'g> {
     guard: &'g Guard,
     budget: &'g Budget,
@@ -334,13 +340,13 @@ fn take(allowance: &Mutex<Allowance>) -> bool {
     allowance.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now(), 1.0)
 }
 
-/// The services of one guest, whose calls are counted, whatever they call, and end.
+/// Services for one guest, with limits on the rate and the duration of its calls.
 #[derive(Debug, Clone)]
 struct Guarded<S> {
     service: S,
-    /// For what is asked of volumes, and by whom.
+    /// Handler of calls about volumes.
     volumes: Option<Arc<dyn Volumes>>,
-    /// For what is asked of its cluster.
+    /// Handler of calls about the cluster.
     cloud: Option<Arc<dyn Cloud>>,
     guest: Asking,
     guard: Arc<Guard>,
@@ -352,7 +358,7 @@ impl<S: http2::Service<Body>> tower_service::Service<Request<Body>> for Guarded<
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Those that tonic generates are always ready.
+        // The services that tonic generates are always ready.
         self.service.poll_ready(context)
     }
 
@@ -384,7 +390,7 @@ impl<S: http2::Service<Body>> tower_service::Service<Request<Body>> for Guarded<
 }
 
 impl<S> Guarded<S> {
-    /// The answer to a call about volumes or the cluster: it waits until it may be made.
+    /// Answers a call about volumes or the cluster as soon as its budget allows it.
     fn held_back(
         &self,
         budget: fn(&Guard) -> &Budget,
@@ -407,7 +413,7 @@ impl<S> Guarded<S> {
     }
 }
 
-/// The answer to a call, which comes in time.
+/// Answers a call, with `DEADLINE_EXCEEDED` if it takes too long.
 async fn in_time(
     deadline: Duration,
     call: impl Future<Output = Result<Response<Body>, Infallible>>,

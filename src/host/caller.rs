@@ -1,5 +1,5 @@
-//! Who asks for something, as guests and the audit log are told: a user of this host, or a guest. To add a kind: its variant,
-//! and how it is written.
+//! Identity of a caller, as it is passed to guests and written to the audit log: a user of this host, or a guest.
+//! To add a kind: its variant, and its text form.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -7,24 +7,24 @@ use std::sync::Arc;
 use tonic::Request;
 use tonic::metadata::AsciiMetadataValue;
 
-/// The metadata of a call of a guest that says who asks; absent where the host half itself does.
+/// Metadata key of a call to a guest that names the caller; absent if the host half itself is the caller.
 const CALLER: &str = "guestlet-caller";
-/// The metadata of a call of a guest that says as part of what.
+/// Metadata key of a call to a guest with the identifier of the call that it is part of.
 const AUDIT_ID: &str = "guestlet-audit-id";
 
-/// Who asks.
+/// Caller of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
-    /// A user of this host, at the socket of the admin API.
+    /// User of this host, connected to the socket of the admin API.
     User {
-        /// The user ID, as the kernel vouches for it.
+        /// User ID, as certified by the kernel.
         uid: u32,
-        /// The login name, if the name service knows one.
+        /// Login name, if the name service knows one.
         name: Option<String>,
     },
-    /// The guest of the VM of this name.
+    /// Guest of the VM with this name.
     Guest(String),
-    /// Somebody whom another program of guestlet knows, in its words.
+    /// Caller that another program of guestlet has identified, in that program's words.
     Told(String),
 }
 
@@ -39,20 +39,21 @@ impl fmt::Display for Caller {
     }
 }
 
-/// On whose behalf something is done, and as part of which call.
+/// Caller on whose behalf something is done, and the identifier of its call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Behalf(Arc<(Caller, String)>);
 
-/// Most bytes of a word that came from another program: more than any that we say.
+/// Limit on the bytes of a word from another program; higher than for any word that this program sends.
 const LONGEST_WORD: usize = 1024;
 
 impl Behalf {
-    /// On behalf of this one, who makes a call now.
+    /// Creates the behalf of a caller, with a new identifier for its call.
     pub fn of(caller: Caller) -> Self {
         Self(Arc::new((caller, format!("{:032x}", fastrand::u128(..)))))
     }
 
-    /// As another program of guestlet says: who asks, and the call's identifier; none if that is no word of its.
+    /// Builds the caller and the call's identifier from the words of another program of guestlet. Returns `None` if
+    /// they are malformed.
     pub fn told(caller: String, id: String) -> Option<Self> {
         let is_word =
             |word: &str| !word.is_empty() && word.len() <= LONGEST_WORD && !word.contains(char::is_control);
@@ -60,22 +61,22 @@ impl Behalf {
         (is_word(&caller) && is_id).then(|| Self(Arc::new((Caller::Told(caller), id))))
     }
 
-    /// Who asks.
+    /// Returns the caller.
     pub fn caller(&self) -> &Caller {
         &self.0.0
     }
 
-    /// The call's identifier, by which the records of host and guest belong together: 32 hexadecimal digits.
+    /// Returns the identifier of the call, which links the records of host and guest: 32 hexadecimal digits.
     pub fn id(&self) -> &str {
         &self.0.1
     }
 
-    /// The request to a guest, with what it is told of this.
+    /// Wraps a request to a guest, with the caller and the call's identifier as metadata.
     pub fn state<T>(&self, request: T) -> Request<T> {
         let mut request = Request::new(request);
         let metadata = request.metadata_mut();
         for (key, value) in [(CALLER, encode(&self.caller().to_string())), (AUDIT_ID, self.id().to_owned())] {
-            // It always is one: all else has been encoded.
+            // The conversion cannot fail: all other bytes have been percent-encoded.
             if let Ok(value) = AsciiMetadataValue::try_from(value) {
                 metadata.insert(key, value);
             }
@@ -84,7 +85,7 @@ impl Behalf {
     }
 }
 
-/// With `%` and two hexadecimal digits for each byte that is not printable ASCII, and for `%` itself.
+/// Percent-encodes each byte that is not printable ASCII, and `%` itself.
 fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,7 +1,7 @@
-//! Calls of a guest that somebody has asked for. They can be made only with the word on whose behalf, which goes to the guest
-//! with each of them. To add a call: its method.
+//! Calls to a guest on behalf of a caller, whose identity goes to the guest with each call. To add a call: its
+//! method.
 //!
-//! An agent is called on its session, or by way of the program that has that.
+//! An agent is called on its session, or through the program that has the session.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::wire::proto::v1::{
     RotateKeyRequest, RotateKeyResponse,
 };
 
-/// The agent of a guest that can be called.
+/// Agent of a guest, which can be called.
 #[derive(Debug, Clone)]
 pub struct Agent(Way);
 
-/// Calls of it on somebody's behalf.
+/// Calls to an agent on behalf of a caller.
 #[derive(Debug, Clone)]
 pub struct Calls {
     way: Way,
@@ -35,13 +35,13 @@ enum Way {
     Elsewhere(Arc<dyn Elsewhere>),
 }
 
-/// An agent whose session another program has.
+/// Agent whose session another program has.
 #[tonic::async_trait]
 pub trait Elsewhere: fmt::Debug + Send + Sync {
-    /// Asks it for a disk.
+    /// Asks the agent for a disk.
     async fn find_disk(&self, behalf: Option<&Behalf>, request: FindDiskRequest) -> Answer<FindDiskResponse>;
 
-    /// Has it let go of a disk.
+    /// Asks the agent to release a disk.
     async fn release_disk(
         &self,
         behalf: Option<&Behalf>,
@@ -49,46 +49,46 @@ pub trait Elsewhere: fmt::Debug + Send + Sync {
     ) -> Answer<ReleaseDiskResponse>;
 }
 
-/// What an agent answers.
+/// Response of an agent, or its error.
 pub type Answer<T> = Result<Response<T>, Status>;
 
 impl Agent {
-    /// The one that is called so.
+    /// Creates an agent that is called over this channel of its session.
     pub fn new(channel: Box<Channel>) -> Self {
         Self(Way::Session(channel))
     }
 
-    /// One whose session another program has.
+    /// Creates an agent whose session another program has.
     pub fn elsewhere(agent: Arc<dyn Elsewhere>) -> Self {
         Self(Way::Elsewhere(agent))
     }
 
-    /// Whether another program has its session: then not to be answered says nothing of the guest.
+    /// Returns whether another program has the session. A failed call then says nothing about the guest.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self.0, Way::Elsewhere(_))
     }
 
-    /// On behalf of somebody.
+    /// Returns calls on behalf of a caller.
     pub fn on_behalf_of(self, behalf: Behalf) -> Calls {
         self.on_behalf_of_any(Some(behalf))
     }
 
-    /// On behalf of somebody, or of the host half itself, if nobody has asked for it.
+    /// Returns calls on behalf of a caller, or of the host half itself if there is none.
     pub fn on_behalf_of_any(self, behalf: Option<Behalf>) -> Calls {
         Calls { way: self.0, behalf }
     }
 }
 
-/// What only the program can do that has the session.
+/// Status for calls that only the program with the session can make.
 fn only_there() -> Status {
     Status::unimplemented("this can be asked of a guest on its own host only")
 }
 
 impl Calls {
-    /// Has it answer.
+    /// Pings the agent.
     ///
     /// # Errors
-    /// As the agent, or when the session ends.
+    /// The agent's errors; also if the session ends.
     pub async fn ping(&self, request: PingRequest) -> Answer<PingResponse> {
         match &self.way {
             Way::Session(channel) => channel.guest().ping(state(self.behalf.as_ref(), request)).await,
@@ -96,10 +96,10 @@ impl Calls {
         }
     }
 
-    /// Asks it for a disk.
+    /// Asks the agent for a disk.
     ///
     /// # Errors
-    /// As the agent, or when the session ends.
+    /// The agent's errors; also if the session ends.
     pub async fn find_disk(&self, request: FindDiskRequest) -> Answer<FindDiskResponse> {
         match &self.way {
             Way::Elsewhere(agent) => agent.find_disk(self.behalf.as_ref(), request).await,
@@ -107,10 +107,10 @@ impl Calls {
         }
     }
 
-    /// Gives the guest another key.
+    /// Rotates the key of the guest.
     ///
     /// # Errors
-    /// As the agent, or when the session ends.
+    /// The agent's errors; also if the session ends.
     pub async fn rotate_key(&self, request: RotateKeyRequest) -> Answer<RotateKeyResponse> {
         match &self.way {
             Way::Session(channel) => channel.guest().rotate_key(state(self.behalf.as_ref(), request)).await,
@@ -118,16 +118,16 @@ impl Calls {
         }
     }
 
-    /// Hands a request on to it.
+    /// Forwards a request to the agent.
     ///
     /// # Errors
-    /// As the agent, or when the session ends.
+    /// The agent's errors; also if the session ends.
     pub async fn hand_on<R: HandedOn>(&self, request: R) -> Answer<R::Answer> {
         match &self.way {
             Way::Elsewhere(_) => Err(only_there()),
             Way::Session(channel) => {
                 let mut client = channel.any();
-                // It always is: calls wait for their turns by themselves.
+                // The channel is always ready: calls wait for their turn elsewhere.
                 client.ready().await.map_err(|error| Status::from_error(error.into()))?;
                 let path = PathAndQuery::from_static(R::PATH);
                 client.unary(state(self.behalf.as_ref(), request), path, Prost::default()).await
@@ -135,10 +135,10 @@ impl Calls {
         }
     }
 
-    /// Has it let go of a disk.
+    /// Asks the agent to release a disk.
     ///
     /// # Errors
-    /// As the agent, or when the session ends.
+    /// The agent's errors; also if the session ends.
     pub async fn release_disk(&self, request: ReleaseDiskRequest) -> Answer<ReleaseDiskResponse> {
         match &self.way {
             Way::Elsewhere(agent) => agent.release_disk(self.behalf.as_ref(), request).await,
@@ -147,7 +147,7 @@ impl Calls {
     }
 }
 
-/// The request to a guest, with what it is told of who asks.
+/// Wraps a request to a guest, with metadata that names the caller.
 fn state<T>(behalf: Option<&Behalf>, request: T) -> Request<T> {
     match behalf {
         Some(behalf) => behalf.state(request),

@@ -1,4 +1,4 @@
-//! The clients of a listener: so many at a time.
+//! Clients of a listener, with a limit on their number.
 
 use std::io;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use tokio::sync::Semaphore;
 
 use crate::supervise::Scope;
 
-/// The wait after a connection could not be accepted, for example for want of descriptors.
+/// Delay after a connection could not be accepted, for example for lack of file descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Those that are served now; nobody is any more when this is dropped.
+/// Clients that are being served; dropping it ends them all.
 #[derive(Debug)]
 pub struct Clients {
     what: &'static str,
@@ -21,14 +21,14 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// At most so many, of what the log calls so.
+    /// Creates a listener's clients, at most `most` at a time; `what` names them in the log.
     pub fn new(what: &'static str, most: u32) -> Self {
         let places = usize::try_from(most).unwrap_or(Semaphore::MAX_PERMITS);
         Self { what, most, places: Arc::new(Semaphore::new(places)), scope: Scope::new() }
     }
 
-    /// Serves one that was accepted, or closes its connection at once if there are too many. Where none could be accepted
-    /// it waits for a moment.
+    /// Serves an accepted connection, or closes it at once if there are too many. After a failed accept it waits for a
+    /// moment.
     pub async fn take<S, F>(&self, accepted: io::Result<S>, serve: impl FnOnce(S) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -50,7 +50,7 @@ impl Clients {
         });
     }
 
-    /// Waits until those that are served have ended.
+    /// Waits until all clients have disconnected.
     pub async fn ended(&self) {
         drop(self.places.acquire_many(self.most).await);
     }

@@ -1,4 +1,4 @@
-//! How a session reaches its guest, and what the guest is told of itself.
+//! Contact with the guest of a session: how to reach it, and the identity that the guest is given.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,63 +22,64 @@ use crate::trust::key::PublicKey;
 use crate::trust::tls::BINDING;
 use crate::wire::proto::v1::WhoAmIResponse;
 
-/// How long a stream may take to come about. The guest's kernel answers, not its agent; while a guest boots, a
-/// request may be lost, and this is the time lost with it.
+/// Timeout for opening a stream. The guest's kernel accepts it, not its agent. A request may be lost while a guest
+/// boots, and then this much time is lost with it.
 const DIAL_DEADLINE: Duration = Duration::from_secs(2);
-/// How long an agent may take to show its key, and to let this host half in.
+/// Timeout for the handshake, in which the agent shows its key and accepts this host half.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// One VM, as its session holds it.
+/// VM as its session sees it: everything that is needed to reach its guest.
 #[derive(Debug, Clone)]
 pub struct Contact {
-    /// The VM.
+    /// VM whose guest is contacted.
     pub vm: Arc<Vm>,
     /// This run of the host half.
     pub half: Arc<Half>,
-    /// Answers what its guest asks of volumes, where there are any.
+    /// Handler of the guest's calls about volumes, where there are volumes.
     pub volumes: Option<Arc<dyn for_guests::Volumes>>,
-    /// Answers what its guest asks of its cluster, where anybody does.
+    /// Handler of the guest's calls about its cluster, where there is one.
     pub cloud: Option<Arc<dyn for_guests::Cloud>>,
-    /// Where the VM runs.
+    /// Topology of the VM: where it runs.
     pub topology: watch::Receiver<Told>,
-    /// The keys of guests; without them, all speak plain.
+    /// Keys of guests. Without them, all connections are plain.
     pub trust: Option<Arc<Trust>>,
-    /// Its connections are for what people have asked for, of whatever size.
+    /// True for connections that carry streams which users have requested. Their size is not limited.
     is_for_streams: bool,
-    /// What the guest speaks with its session, if it has one.
+    /// Speech of the guest in its session, if it has one.
     pub speech: Speech,
 }
 
-/// A connection with an agent.
+/// Connection to an agent.
 pub struct Reached {
-    /// Carries the guestlet API.
+    /// Stream that carries the guestlet API.
     pub stream: BoxStream,
-    /// Whether the guest was cut off because it sent too much.
+    /// Gate that reports whether the guest was cut off because it sent too much.
     pub gate: Gate,
-    /// Who is at its other end.
+    /// Identity that the guest has proved.
     pub guest: Proved,
 }
 
-/// Who a guest has proved to be.
+/// Identity that a guest has proved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Proved {
-    /// Nobody: there are no keys.
+    /// No identity, because the connection is plain.
     Nothing,
-    /// The one whose key is pinned.
+    /// Guest whose key is pinned.
     Known(PublicKey),
-    /// One that was never seen. If there is a token, it has to prove that it has it, before its key is pinned.
+    /// Guest at its first contact. If there is a token, the guest has to prove that it has it before its key is
+    /// pinned.
     First {
-        /// The key.
+        /// Public key that it has shown.
         key: PublicKey,
-        /// What the guest was given.
+        /// Token that the guest was given, if one was made for it.
         token: Option<Token>,
-        /// The connection's secret.
+        /// Secret of the TLS connection, to which the proof of the token is bound.
         binding: [u8; BINDING],
     },
 }
 
 impl Proved {
-    /// The key of the guest, if it has one.
+    /// Returns the key of the guest, if it has one.
     pub fn key(&self) -> Option<PublicKey> {
         match self {
             Self::Nothing => None,
@@ -87,18 +88,18 @@ impl Proved {
     }
 }
 
-/// What a guest speaks, as far as its session knows.
+/// Speech of a guest, TLS or plain, as far as its session knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Speech {
-    /// Not known, or TLS: that is tried first.
+    /// TLS, or not known yet: TLS is tried first.
     #[default]
     Secured,
-    /// It had no keys when it was last asked.
+    /// The guest had no keys when it was last contacted.
     Plain,
 }
 
 impl Contact {
-    /// Reaches `vm` as it says.
+    /// Creates the contact of `vm`.
     pub fn new(
         vm: Arc<Vm>,
         half: Arc<Half>,
@@ -118,29 +119,29 @@ impl Contact {
         }
     }
 
-    /// The same, for connections beside the session, which are not cut because much comes on them.
+    /// Makes this a contact for streams beside the session, which are not cut for the amount of their data.
     #[must_use]
     pub fn for_streams(self) -> Self {
         Self { is_for_streams: true, ..self }
     }
 
-    /// The same, whose guest has a session in which it speaks so.
+    /// Sets the speech that the guest uses in its session.
     #[must_use]
     pub fn speaking(self, speech: Speech) -> Self {
         Self { speech, ..self }
     }
 
-    /// The same, whose guest may ask about its cluster.
+    /// Sets the handler of the guest's calls about its cluster.
     #[must_use]
     pub fn with_cloud(self, cloud: Option<Arc<dyn for_guests::Cloud>>) -> Self {
         Self { cloud, ..self }
     }
 
-    /// Dials its agent, and finds out who is there. A guest whose key is pinned is never spoken to without keys, and neither is one for
-    /// which a token waits.
+    /// Dials the guest's agent and determines its identity. A guest whose key is pinned, or for which a token waits,
+    /// is never contacted without keys.
     ///
     /// # Errors
-    /// If there is no connection, or not with the guest that is expected.
+    /// If there is no connection, or not with the expected guest.
     pub async fn reach(&self, speech: &mut Speech) -> Result<Reached, End> {
         let Some(trust) = &self.trust else { return self.plain(speech).await };
         let trust::Record { pin, token, unreadable, .. } = trust.record(&self.vm.ids.lasting);
@@ -151,8 +152,9 @@ impl Contact {
         if is_expected_plain && *speech == Speech::Plain {
             return self.plain(speech).await;
         }
-        // A guest with keys knows its host half by its key, from whatever port; one without says so, and an older agent closes the
-        // connection. There are fewer privileged ports than there may be guests with keys.
+        // A guest with keys recognizes its host half by the key, whatever port it comes from. A guest without keys says
+        // so, and an older agent closes the connection. Privileged ports are avoided because there are fewer of them than
+        // there may be guests.
         let (stream, gate) = self.dial(Source::Any).await.map_err(Loss::from)?;
         let shown = trust.shown().await;
         let shaken = tokio::time::timeout(HANDSHAKE_DEADLINE, handshake::connect(stream, &shown));
@@ -174,7 +176,7 @@ impl Contact {
         }
         let vm = self.vm.name.clone();
         match (failure, pin) {
-            // Whoever answers as this guest without keys has not been given the token.
+            // An agent that answers without keys has not been given the token.
             (Failure::Plain | Failure::Closed, None) if token.is_some() => {
                 Err(Refusal::from(trust::Refusal::TokenWaits { vm }).into())
             }
@@ -198,17 +200,18 @@ impl Contact {
     async fn plain(&self, speech: &mut Speech) -> Result<Reached, End> {
         let dialled = self.dial(Source::Privileged).await;
         if let Err(dial::Error::NoPortLeft | dial::Error::Unprivileged) = dialled {
-            // It may have been given keys since, and could be reached with them.
+            // The guest may have been given keys since. With keys it can be reached without a privileged port.
             *speech = Speech::Secured;
         }
         let (stream, gate) = dialled.map_err(Loss::from)?;
         Ok(Reached { stream, gate, guest: Proved::Nothing })
     }
 
-    /// Dials its agent. The stream is counted; that of a session is cut when the guest sends too much.
+    /// Dials the guest's agent. The bytes of the stream are counted. The stream of a session is cut if the guest sends
+    /// too much.
     ///
     /// # Errors
-    /// If there is none within the deadline.
+    /// If no connection is established within the deadline.
     async fn dial(&self, source: Source) -> Result<(BoxStream, Gate), dial::Error> {
         let metrics = &self.half.metrics;
         metrics.dials.fetch_add(1, Ordering::Relaxed);
@@ -223,8 +226,8 @@ impl Contact {
         Ok((Box::new(stream), gate))
     }
 
-    /// What the guest is told of itself, if that many volumes may be plugged into it. All of it comes from the VM that
-    /// was dialled, none from the guest.
+    /// Returns the identity that the guest is given, with the number of volumes that can be attached to it. All of it
+    /// comes from the VM that was dialled, and none from the guest.
     pub fn identity(&self, max_volumes: u32) -> WhoAmIResponse {
         WhoAmIResponse {
             host: Some(self.half.host.clone()),

@@ -1,4 +1,4 @@
-//! What a conversation with an agent is to others: what calls it, and how it ends.
+//! Interface of a conversation with an agent: the channel for calls, and how it ended.
 
 use std::time::Duration;
 
@@ -15,60 +15,61 @@ use crate::transport::{dial, http2};
 use crate::trust::host as handshake;
 use crate::wire::proto::v1::guest_client::GuestClient;
 
-/// What tonic says of a message that is larger than allowed.
+/// Text in tonic's status for a message that is larger than allowed. Any other `OUT_OF_RANGE` comes from the
+/// agent.
 const TOO_LARGE: &str = "message length too large";
 
-/// How a conversation ended.
+/// Reason why a conversation ended.
 #[derive(Debug, thiserror::Error)]
 pub enum End {
-    /// Try again soon.
+    /// Loss of the connection; retried soon.
     #[error(transparent)]
     Lost(#[from] Loss),
-    /// Try again late.
+    /// Refusal of the guest; retried late.
     #[error(transparent)]
     Refused(#[from] Refusal),
 }
 
-/// The agent cannot be talked to now.
+/// Reason why the agent cannot be reached at present.
 #[derive(Debug, thiserror::Error)]
 pub enum Loss {
-    /// There is no stream.
+    /// The stream could not be opened.
     #[error(transparent)]
     Dial(#[from] dial::Error),
-    /// It could not be found out who is there.
+    /// The TLS handshake failed, so the identity of the guest is not known.
     #[error(transparent)]
     Handshake(handshake::Failure),
-    /// HTTP/2 failed.
+    /// The HTTP/2 connection failed.
     #[error("the connection broke")]
     Broken(#[source] http2::ClientError),
-    /// The stream ended.
+    /// The agent closed the stream.
     #[error("the agent closed the connection")]
     Closed,
-    /// It ended a call, and not the stream.
+    /// The agent reset a call without closing the stream.
     #[error("the agent reset the call")]
     Reset,
-    /// No answer to a call.
+    /// The agent did not answer a call in time.
     #[error("the agent does not answer")]
     Unanswered,
-    /// The agent, or gRPC's rules, refused a call.
+    /// A call failed: the agent refused it, or it violated the rules of gRPC.
     #[error("the agent's answer: {message} ({code:?})")]
     Call {
-        /// gRPC's class.
+        /// Status code of gRPC.
         code: Code,
-        /// The agent's words, cleaned.
+        /// Message of the agent, cleaned.
         message: String,
     },
-    /// It began with a key that is not used any more.
+    /// The conversation began with a key of this host half that has been replaced since.
     #[error("this host half has started to use another key")]
     Renewed,
-    /// No event for too long.
+    /// No event arrived for this time.
     #[error("no message from the agent for {} s", .0.as_secs_f32())]
     Silent(Duration),
 }
 
 impl Loss {
-    /// What to do, in words for people, if it is the same as long as the VM is as it is: there is no use in trying again. And
-    /// whether it is meant so.
+    /// Returns the remedy for a cause that lasts as long as the VM is unchanged, so that retrying is useless; and
+    /// whether the configuration is intended.
     pub fn remedy(&self) -> Option<(&str, bool)> {
         match self {
             Self::Dial(dial::Error::NoWay { remedy, is_meant, .. }) => Some((remedy, *is_meant)),
@@ -77,7 +78,7 @@ impl Loss {
     }
 }
 
-/// The guest is not the one expected, or not fit to talk to.
+/// Reason why the guest is refused: it is not the expected one, or it breaks a limit or the protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// The CID or socket leads to another VM, or to a clone.
@@ -85,67 +86,68 @@ pub enum Refusal {
         "the guest's DMI UUID is {found:?}, expected {expected:?}; is the agent's address in the settings right?"
     )]
     OtherGuest {
-        /// What it read from DMI, cleaned.
+        /// UUID that the guest read from DMI, cleaned.
         found: String,
-        /// What the backend says.
+        /// UUID that the backend reports.
         expected: String,
     },
-    /// Its key, or this host half's, is not the right one.
+    /// The key of the guest or of this host half is not the right one.
     #[error(transparent)]
     Key(#[from] trust::Refusal),
-    /// Whose guest it is cannot be told.
+    /// The guest reports no DMI UUID, so it cannot be matched to its VM.
     #[error(
         "the guest reports no DMI UUID, expected {0:?}; if its VM has no DMI, set dmi-uuid = \"none\" in the settings"
     )]
     NoDmi(String),
-    /// It has what its VM has not.
+    /// The guest reports a DMI UUID although its VM has none.
     #[error(
         "the guest's DMI UUID is {0:?}, but its VM has none; is the agent's address in the settings right?"
     )]
     HasDmi(String),
-    /// It sends more events than allowed.
+    /// The guest sends more events than allowed.
     #[error("the guest sends too many events")]
     Flood,
     /// A message is larger than allowed.
     #[error("the guest's message is too large: {0}; limits.message-bytes in the settings allows more")]
     Message(String),
-    /// An event is missing, or at the wrong place.
+    /// An event is missing or out of order.
     #[error(transparent)]
     Disorder(#[from] Disorder),
-    /// It sends more than allowed, whatever it is.
+    /// The guest sends more bytes or pieces than allowed, or does not read.
     #[error(transparent)]
     Sent(#[from] metered::Excess),
-    /// It calls the host more often than allowed.
+    /// The guest makes more calls to its host than allowed.
     #[error("the guest makes too many calls to its host")]
     Calls,
-    /// It breaks the callback, or its rules.
+    /// The guest breaks the callback too often, or violates its protocol.
     #[error("the guest violates the protocol of the callback: {0}")]
     Callback(String),
-    /// Its state is larger than allowed.
+    /// The state of the guest is larger than allowed.
     #[error(transparent)]
     Excess(#[from] Excess),
-    /// Another host half has it; in the guest's words, cleaned.
+    /// Another host half holds the guest; in the guest's words, cleaned.
     #[error("{0}")]
     Held(String),
-    /// The guest's settings do not let this host half; in the guest's words, cleaned.
+    /// The guest's settings do not allow this host half; in the guest's words, cleaned.
     #[error("{0}")]
     Denied(String),
 }
 
 impl Refusal {
-    /// It may be over soon, and asking costs little.
+    /// Returns whether the reason may soon cease, so that the guest is retried earlier. A retry costs little.
     pub fn passes(&self) -> bool {
-        // A guest has no keys before cloud-init has written them.
+        // For example, a guest has no keys before cloud-init has written them.
         matches!(self, Self::Held(_) | Self::Key(trust::Refusal::TokenWaits { .. }))
     }
 
-    /// Where its events stand says nothing any more: the next conversation begins with its whole state.
+    /// Returns whether the position in the event stream has become useless, so that the next conversation begins with
+    /// the whole state.
     pub fn spoils_the_order(&self) -> bool {
         matches!(self, Self::Disorder(_) | Self::Excess(_) | Self::Message(_))
     }
 }
 
-/// What the agent answers to.
+/// Client for calls to the agent.
 pub type Caller = GuestClient<http2::Client>;
 
 impl From<Unwanted> for End {
@@ -158,26 +160,26 @@ impl From<Unwanted> for End {
     }
 }
 
-/// For calls of an agent, of any of its services, while the conversation is open.
+/// Channel for calls to any service of an agent, while the conversation is open.
 #[derive(Debug, Clone)]
 pub struct Channel {
     client: http2::Client,
-    /// Bytes of one answer.
+    /// Limit on the bytes of one answer.
     most: usize,
 }
 
 impl Channel {
-    /// Calls that go to this client, and take answers of `most` bytes.
+    /// Creates a channel over this client, with answers of at most `most` bytes.
     pub fn new(client: http2::Client, most: usize) -> Self {
         Self { client, most }
     }
 
-    /// For calls of `guestlet.v1.Guest`.
+    /// Returns a client for `guestlet.v1.Guest`.
     pub fn guest(&self) -> Caller {
         GuestClient::with_origin(self.client.clone(), origin()).max_decoding_message_size(self.most)
     }
 
-    /// For calls of any service.
+    /// Returns a client for calls to any service.
     pub fn any(&self) -> Grpc<http2::Client> {
         Grpc::with_origin(self.client.clone(), origin()).max_decoding_message_size(self.most)
     }
@@ -188,7 +190,7 @@ fn origin() -> http::Uri {
 }
 
 impl From<Status> for End {
-    /// A status without a source came from the agent; with one, from the connection below.
+    /// Converts a status. One without a source came from the agent, one with a source from the connection.
     fn from(status: Status) -> Self {
         if let Some(below) = std::error::Error::source(&status) {
             let below = below.downcast_ref::<http2::ClientError>();
@@ -197,7 +199,7 @@ impl From<Status> for End {
         }
         let message = text::clean(status.message());
         match status.code() {
-            // Of tonic's decoder, which has read the length of a message and none of the rest.
+            // This comes from tonic's decoder, which has read the length of a message and nothing of its body.
             Code::OutOfRange if message.contains(TOO_LARGE) => Refusal::Message(message).into(),
             Code::FailedPrecondition | Code::Aborted => Refusal::Held(message).into(),
             Code::PermissionDenied => Refusal::Denied(message).into(),

@@ -1,5 +1,5 @@
-//! The admin API's calls about disks: what they ask is made a backend's, and what a backend says becomes an answer. The
-//! guest has its say in between ([`release`]).
+//! Disk calls of the admin API: translates requests for a backend, and its results for the client. The guest is
+//! asked in between ([`release`]).
 
 pub mod release;
 
@@ -18,12 +18,12 @@ use crate::wire::proto::v1::{
 };
 use release::Agent;
 
-/// How long a guest may take to let go of a disk, in seconds, unless the caller says otherwise.
+/// Default time for a guest to release a disk, in seconds; the caller can set another.
 const USUAL_WAIT: u32 = 30;
-/// The most that a caller may say.
+/// Longest time that a caller may set, in seconds.
 const LONGEST_WAIT: u32 = 600;
 
-/// Attaches a disk, and says whether its guest sees it.
+/// Attaches a disk, and reports whether its guest sees it.
 pub(super) async fn attach(
     disks: &dyn Disks,
     fleet: &Handle,
@@ -44,7 +44,7 @@ pub(super) async fn attach(
         Some(attach_disk_request::Source::Size(size)) => Source::Volume(size),
         None => return Err(Status::invalid_argument("specify what backs the disk: a file, or a size")),
     };
-    // A file of others may be one layer of several.
+    // A file that guestlet did not create may be one layer of several.
     let is_whole = matches!(source, Source::Volume(_));
     let disk =
         NewDisk { serial: request.serial, bus, source, format, is_whole, read_only: request.read_only };
@@ -58,7 +58,7 @@ pub(super) async fn attach(
     Ok(AttachedDisk { guest: Some(GuestView { view: Some(view) }), ..attached })
 }
 
-/// Detaches a disk, after its guest was asked to let go of it.
+/// Detaches a disk, after its guest was asked to release it.
 pub(super) async fn detach(
     disks: &dyn Disks,
     fleet: &Handle,
@@ -80,12 +80,12 @@ pub(super) async fn detach(
     })
 }
 
-/// Makes a disk larger.
+/// Expands a disk.
 pub(super) async fn resize(disks: &dyn Disks, request: ResizeDiskRequest) -> Result<AttachedDisk, Status> {
     Ok(disks.resize(&request.name, request.serial, request.size).await?.into())
 }
 
-/// All disks of a VM.
+/// Lists all disks of a VM.
 pub(super) async fn list(
     disks: &dyn Disks,
     request: ListAttachedDisksRequest,
@@ -94,7 +94,7 @@ pub(super) async fn list(
     Ok(ListAttachedDisksResponse { disks: disks.into_iter().map(Into::into).collect() })
 }
 
-/// The volumes that were made with their disks.
+/// Lists the volumes that were created together with their disks.
 pub(super) async fn volumes(
     disks: &dyn Disks,
     request: ListDiskVolumesRequest,
@@ -104,7 +104,7 @@ pub(super) async fn volumes(
     for volume in disks.volumes(name).await? {
         let attached = match &asked {
             Some((vm, attached)) if *vm == volume.vm => attached,
-            // Who cannot be asked keeps nobody from being told the rest.
+            // A VM that cannot be asked must not prevent the list of the others' volumes.
             _ => &asked.insert((volume.vm.clone(), disks.list(&volume.vm).await.ok())).1,
         };
         let file = volume.file.display().to_string();
@@ -121,7 +121,7 @@ pub(super) async fn volumes(
     Ok(ListDiskVolumesResponse { volumes })
 }
 
-/// Removes one of them.
+/// Removes a volume that was created together with its disk.
 pub(super) async fn remove_volume(
     disks: &dyn Disks,
     request: RemoveDiskVolumeRequest,

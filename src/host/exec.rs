@@ -1,12 +1,13 @@
-//! Programs in guests, for people: what `guestlet.v1.Exec` of the admin API hands on.
+//! Programs in guests: forwards `guestlet.v1.Exec` of the admin API to the agents.
 //!
 //! ```text
 //! guestctl ◀──stream──▶ api, admitted ◀──stream──▶ a connection of its own ◀──▶ agent
 //! ```
 //!
-//! What a program reads and writes goes over a connection that is dialled for it, beside the session: however much that is, and
-//! however slowly somebody reads it, the session's calls and events do not wait. Nothing is kept here: what is under way is
-//! bounded by the windows of both connections, and what is lost with one is sent again by whoever resumes.
+//! The input and output of a program use a connection that is dialled for it, beside the session: neither the
+//! amount of data nor a slow reader delays the calls and events of the session. Nothing is buffered here: data in
+//! transit is bounded by the flow-control windows of both connections, and data lost with one of them is sent
+//! again when the client resumes.
 
 use tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
@@ -26,13 +27,13 @@ use crate::wire::proto::v1::program_ended::How;
 use crate::wire::proto::v1::to_program::Message;
 use crate::wire::proto::v1::{FromProgram, ToProgram};
 
-/// Bytes of one message of a client, and of an agent.
+/// Limits on the bytes of one message of a client, and of an agent.
 pub const MAX_REQUEST: usize = 512 << 10;
 const MAX_ANSWER: usize = 128 << 10;
-/// What an agent can that opens sessions by PAM.
+/// Capability that an agent reports if it can open PAM sessions.
 const LOGIN: &str = "login";
 
-/// What a client says first.
+/// First message of a client, which starts a program or attaches to one.
 pub struct Opening(ToProgram);
 
 impl Asked for Opening {
@@ -67,12 +68,12 @@ impl Asked for Opening {
 }
 
 impl Opening {
-    /// A program is to run in a session of PAM.
+    /// Returns whether the program is to run in a PAM session.
     fn is_login(&self) -> bool {
         matches!(&self.0.message, Some(Message::Start(start)) if start.login.is_some())
     }
 
-    /// The VM's name, which is nothing to its guest.
+    /// Takes the name of the VM out of the message, because it means nothing to the guest.
     fn take_name(&mut self) -> String {
         match &mut self.0.message {
             Some(Message::Start(start)) => std::mem::take(&mut start.name),
@@ -82,10 +83,10 @@ impl Opening {
     }
 }
 
-/// What a client says first, if that is what begins a call.
+/// Receives the first message of a client.
 ///
 /// # Errors
-/// If it is not, or does not come soon.
+/// If it is neither `start` nor `attach`, or does not arrive in time.
 pub async fn opening(messages: &mut Streaming<ToProgram>) -> Result<Opening, Status> {
     let first = first(messages).await?;
     let first = first.filter(|first| matches!(first.message, Some(Message::Start(_) | Message::Attach(_))));
@@ -93,10 +94,10 @@ pub async fn opening(messages: &mut Streaming<ToProgram>) -> Result<Opening, Sta
     Ok(Opening(first))
 }
 
-/// Hands on what an admitted client says, of which `first` is the beginning, to the agent of the VM that it names.
+/// Forwards the messages of an admitted client, beginning with `first`, to the agent of the VM that `first` names.
 ///
 /// # Errors
-/// If that cannot be reached, has too many streams, or refuses.
+/// If the agent cannot be reached, has too many streams, or refuses.
 pub async fn run(
     desks: &Desks,
     fleet: &Handle,
@@ -123,7 +124,7 @@ async fn open(
     messages: Streaming<ToProgram>,
 ) -> Result<Streaming<FromProgram>, Status> {
     let rest = futures_util::stream::unfold(messages, |mut messages| async {
-        // A client that is gone, or breaks the rules, sends nothing more.
+        // A client that has disconnected or violates the protocol sends nothing more.
         let message = messages.message().await.ok().flatten()?;
         Some((message, messages))
     });
@@ -134,7 +135,7 @@ async fn open(
     Ok(answers.into_inner())
 }
 
-/// Hands on what an agent answers.
+/// Relay for the agent's answers.
 pub struct Relay {
     line: Line,
     answers: Streaming<FromProgram>,
@@ -144,7 +145,8 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// What comes from the program; `entry` is the record of the call, which ends with it.
+    /// Returns the stream of messages from the program; `entry` is the audit record of the call, and ends with the
+    /// stream.
     pub fn into_stream(self, entry: Option<Entry>) -> impl Stream<Item = Result<FromProgram, Status>> {
         futures_util::stream::unfold(Self { entry, ..self }, |mut this| async {
             if this.is_over {

@@ -1,6 +1,7 @@
-//! Files that are copied from and to guests, for people: what `guestlet.v1.Files` of the admin API hands on, over a connection of its
-//! own for each call (`beside`). Nothing is kept here: what is under way is bounded by the windows of both connections, and
-//! whoever copies goes on after an interruption where the files are.
+//! Copies of files from and to guests: forwards `guestlet.v1.Files` of the admin API to the agents, over a
+//! separate connection for each call (`beside`). Nothing is buffered here: data in transit is bounded by the
+//! flow-control windows of both connections. After an interruption, the client continues from the state of the
+//! files.
 
 use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -22,33 +23,33 @@ use crate::wire::proto::v1::{
     to_writer,
 };
 
-/// A message of a client, of one of both kinds of calls.
+/// Message of a client, for one of the two kinds of calls.
 pub trait Says: Sized + Send + 'static {
-    /// What comes back.
+    /// Message that the agent answers with.
     type Answer: Answers;
-    /// What it is to the rules of access.
+    /// Verb of the call, for the access rules.
     const VERB: &'static Verb;
 
-    /// What it opens, if it is the first one.
+    /// Returns the opening request if this is the first message of a call.
     fn open(&self) -> Option<&OpenFiles>;
 
-    /// The same.
+    /// Returns the opening request for modification, like `open`.
     fn open_mut(&mut self) -> Option<&mut OpenFiles>;
 
-    /// Makes the call.
+    /// Makes the call to the agent, with the stream of requests.
     fn call(
         client: FilesClient<http2::Client>,
         request: Request<impl Stream<Item = Self> + Send + 'static>,
     ) -> impl Future<Output = Result<Response<Streaming<Self::Answer>>, Status>> + Send;
 }
 
-/// A message of an agent.
+/// Message of an agent.
 pub trait Answers: Send + 'static {
-    /// Why something failed, if it says that.
+    /// Returns the failure that the message reports, if any.
     fn failed(&mut self) -> Option<&mut FileFailed>;
 }
 
-/// An implementation of both.
+/// Implements both traits for one kind of call.
 macro_rules! kind {
     ($says:ty, $to:ident; $answer:ty, $from:ident; $verb:expr, $method:ident) => {
         impl Says for $says {
@@ -91,7 +92,7 @@ macro_rules! kind {
 kind!(ToReader, to_reader; FromReader, from_reader; &verb::CP_FROM, read_files);
 kind!(ToWriter, to_writer; FromWriter, from_writer; &verb::CP_TO, write_files);
 
-/// What a client says first.
+/// First message of a client, which opens a copy.
 pub struct Opening<S>(S);
 
 impl<S: Says> Asked for Opening<S> {
@@ -108,20 +109,20 @@ impl<S: Says> Asked for Opening<S> {
     }
 }
 
-/// What a client says first, if that is what begins a call.
+/// Receives the first message of a client.
 ///
 /// # Errors
-/// If it is not, or does not come soon.
+/// If it is not `open`, or does not arrive in time.
 pub async fn opening<S: Says>(messages: &mut Streaming<S>) -> Result<Opening<S>, Status> {
     let first = first(messages).await?;
     let first = first.filter(|first| first.open().is_some());
     first.map(Opening).ok_or_else(|| Status::invalid_argument("the first message must be open"))
 }
 
-/// Hands on what an admitted client says, of which `first` is the beginning, to the agent of the VM that it names.
+/// Forwards the messages of an admitted client, beginning with `first`, to the agent of the VM that `first` names.
 ///
 /// # Errors
-/// If that cannot be reached, has too many copies, or refuses.
+/// If the agent cannot be reached, has too many copies, or refuses.
 pub async fn run<S: Says>(
     desks: &Desks,
     fleet: &Handle,
@@ -130,12 +131,12 @@ pub async fn run<S: Says>(
     messages: Streaming<S>,
 ) -> Result<Relay<S::Answer>, Status> {
     let Opening(mut first) = first;
-    // The VM's name is nothing to its guest.
+    // The VM's name means nothing to its guest.
     let name = first.open_mut().map(|open| std::mem::take(&mut open.name)).unwrap_or_default();
     let place = machine::place_for_stream(desks, fleet, &name, behalf.caller(), Beside::Copies).await?;
     let mut line = beside::dial(fleet, &name).await?;
     let rest = futures_util::stream::unfold(messages, |mut messages| async {
-        // A client that is gone, or breaks the rules, sends nothing more.
+        // A client that has disconnected or violates the protocol sends nothing more.
         let message = messages.message().await.ok().flatten()?;
         Some((message, messages))
     });
@@ -146,7 +147,7 @@ pub async fn run<S: Says>(
     Ok(Relay { line, answers: answers.into_inner(), entry: None, _place: place, is_over: false })
 }
 
-/// Hands on what an agent answers.
+/// Relay for the agent's answers.
 pub struct Relay<A> {
     line: Line,
     answers: Streaming<A>,
@@ -156,7 +157,8 @@ pub struct Relay<A> {
 }
 
 impl<A: Answers> Relay<A> {
-    /// What comes from the agent; `entry` is the record of the call, which ends with it.
+    /// Returns the stream of messages from the agent; `entry` is the audit record of the call, and ends with the
+    /// stream.
     pub fn into_stream(self, entry: Option<Entry>) -> impl Stream<Item = Result<A, Status>> {
         futures_util::stream::unfold(Self { entry, ..self }, |mut this| async {
             if this.is_over {

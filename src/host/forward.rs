@@ -1,8 +1,8 @@
-//! Connections with what listens in guests, for people: what `guestlet.v1.Forward` of the admin API hands on, over a connection with the
-//! agent that is dialled for each call, beside its session.
+//! Port forwarding to guests: forwards `guestlet.v1.Forward` of the admin API to the agents, over a connection
+//! that is dialled for each call, beside the session.
 //!
-//! Messages go through one by one, and nothing is kept: what is under way is bounded by the windows of both connections, and what each
-//! forwarded connection may have under way by the credit that its ends give each other.
+//! Messages are passed one by one and nothing is buffered. Data in transit is bounded by the flow-control windows
+//! of both connections, and within each forwarded connection by the credit that its ends give each other.
 
 use tokio_stream::Stream;
 use tonic::{Status, Streaming};
@@ -20,7 +20,7 @@ use crate::wire::proto::v1::from_target::Message as FromIt;
 use crate::wire::proto::v1::to_target::Message;
 use crate::wire::proto::v1::{FromTarget, OpenForward, ToTarget};
 
-/// Bytes of one message of a client, and of an agent.
+/// Limit on the bytes of one message, of a client or of an agent.
 pub const MAX_MESSAGE: usize = 64 << 10;
 
 impl Asked for OpenForward {
@@ -33,10 +33,10 @@ impl Asked for OpenForward {
     }
 }
 
-/// What a client says first, if that is what opens a call.
+/// Receives the first message of a client.
 ///
 /// # Errors
-/// If it is not, or does not come soon.
+/// If it is not `open`, or does not arrive in time.
 pub async fn opening(messages: &mut Streaming<ToTarget>) -> Result<OpenForward, Status> {
     let first = first(messages).await?;
     match first.and_then(|first| first.message) {
@@ -45,10 +45,10 @@ pub async fn opening(messages: &mut Streaming<ToTarget>) -> Result<OpenForward, 
     }
 }
 
-/// Hands on what an admitted client says after `open`, to the agent of the VM that it names.
+/// Forwards the messages of an admitted client after `open` to the agent of the VM that `open` names.
 ///
 /// # Errors
-/// If that cannot be reached, has too many streams, or refuses.
+/// If the agent cannot be reached, has too many streams, or refuses.
 pub async fn run(
     desks: &Desks,
     fleet: &Handle,
@@ -61,7 +61,7 @@ pub async fn run(
     let mut line = beside::dial(fleet, &open.name).await?;
     let first = ToTarget { message: Some(Message::Open(OpenForward::default())) };
     let rest = futures_util::stream::unfold(messages, |mut messages| async {
-        // A client that is gone, or breaks the rules, sends nothing more.
+        // A client that has disconnected or violates the protocol sends nothing more.
         let message = messages.message().await.ok().flatten()?;
         Some((message, messages))
     });
@@ -72,7 +72,7 @@ pub async fn run(
     Ok(Relay { line, answers, _place: place, is_over: false })
 }
 
-/// Hands on what an agent answers.
+/// Relay for the agent's answers.
 pub struct Relay {
     line: Line,
     answers: Streaming<FromTarget>,
@@ -81,7 +81,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// What comes from the targets.
+    /// Returns the stream of messages from the targets.
     pub fn into_stream(self) -> impl Stream<Item = Result<FromTarget, Status>> {
         futures_util::stream::unfold(self, |mut this| async {
             if this.is_over {

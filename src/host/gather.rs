@@ -1,11 +1,12 @@
-//! What guests measure of themselves, and what their hypervisors measure of them (`hypervisor`), gathered when Prometheus asks: from
-//! all at once, each by itself and within a deadline, so that a guest that is slow or does not answer delays nobody's series but its own.
+//! Metrics of guests, and of VMs from their hypervisors (`hypervisor`), gathered when Prometheus scrapes. All
+//! guests are asked at the same time, each with its own deadline, so that a guest that is slow or does not answer
+//! delays only its own series.
 //!
 //! ```text
-//!         ┌─ no session, or none that can tell ─▶ not asked
+//!         ┌─ no session, or not capable ────────▶ not asked
 //! guest ──┼─ answered within the last second ───▶ the same answer
 //!         ├─ asked ──▶ answered ────────────────▶ cleaned, and kept for a second
-//!         │      └───▶ late ────────────────────▶ nothing; waited for less until it is in time again
+//!         │      └───▶ late ────────────────────▶ nothing; shorter timeout until it is in time again
 //!         └─ denied a moment ago ───────────────▶ not asked
 //! ```
 
@@ -25,18 +26,19 @@ use crate::wire::proto::v1::{CollectMetricsRequest, CollectMetricsResponse, Sess
 
 mod hypervisor;
 
-/// What an agent says that it can, if it tells metrics.
+/// Capability that an agent reports if it provides metrics.
 const CAPABILITY: &str = "metrics";
-/// How long a guest is waited for: less than Prometheus waits.
+/// Timeout of a guest, below the scrape timeout of Prometheus.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// The same of one that was late the last time.
+/// Timeout of a guest that was late the last time.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(500);
-/// For how long an answer is good enough for somebody else who asks.
+/// Time for which an answer is reused for further scrapes.
 const FRESH: Duration = Duration::from_secs(1);
-/// For how long a guest that has denied it is not asked again: its owner's records are not for this.
+/// Time for which a guest that has denied a request is not asked again, so that its audit log is not filled with
+/// denials.
 const DENIED_FOR: Duration = Duration::from_secs(60);
 
-/// Gathers them; clones share what is known.
+/// Gatherer of metrics; clones share the last results.
 #[derive(Debug, Clone)]
 pub struct Gatherer(Arc<Inner>);
 
@@ -45,18 +47,19 @@ struct Inner {
     fleet: Handle,
     half: Arc<Half>,
     meters: Arc<dyn Meters>,
-    /// By the names of VMs.
+    /// Last results, by the names of VMs.
     places: Mutex<BTreeMap<String, Arc<Place>>>,
 }
 
-/// Each is held while the guest, or its hypervisor, is asked: who comes meanwhile gets the same answer.
+/// Last results of one VM. Each lock is held while the guest or its hypervisor is asked, so concurrent scrapes get
+/// the same answer.
 #[derive(Debug, Default)]
 struct Place {
     guest: tokio::sync::Mutex<Last>,
     hypervisor: tokio::sync::Mutex<hypervisor::Last>,
 }
 
-/// How it was the last time.
+/// Result of the last request.
 #[derive(Debug, Default)]
 struct Last {
     asked: Option<Instant>,
@@ -67,33 +70,33 @@ struct Last {
 
 #[derive(Debug, Clone, Default)]
 enum Told {
-    /// It was not asked.
+    /// The guest was not asked, or denied the request.
     #[default]
     Nothing,
-    /// It did not answer.
+    /// The guest did not answer in time, or with an error.
     Silence,
     Answer(Arc<CollectMetricsResponse>),
 }
 
-/// The metrics of one VM.
+/// Metrics of one VM.
 #[derive(Debug, Clone)]
 pub struct Guest {
-    /// The VM's name.
+    /// Name of the VM.
     pub name: String,
-    /// In the order of the table: what this host half knows, and what the guest has told.
+    /// Metrics in the order of the table: first those that this host half knows, then those from the guest.
     pub metrics: CollectMetricsResponse,
 }
 
 impl Gatherer {
-    /// Those of the VMs of this fleet; what guests do not tell is counted.
+    /// Creates a gatherer for the VMs of this fleet. Requests to guests are counted by outcome.
     pub fn new(fleet: Handle, half: Arc<Half>, meters: Arc<dyn Meters>) -> Self {
         Self(Arc::new(Inner { fleet, half, meters, places: Mutex::default() }))
     }
 
-    /// Of all VMs, in the order of their names.
+    /// Gathers the metrics of all VMs, sorted by name.
     ///
     /// # Errors
-    /// When the fleet has ended.
+    /// If the fleet has stopped.
     pub async fn all(&self) -> Result<Vec<Guest>, Stopped> {
         let known = self.0.fleet.list().await?;
         self.forget_others(&known);
@@ -101,10 +104,10 @@ impl Gatherer {
         Ok(futures_util::future::join_all(all).await)
     }
 
-    /// Of the VM of this name; none if there is none.
+    /// Gathers the metrics of the VM with this name; `None` if it does not exist.
     ///
     /// # Errors
-    /// When the fleet has ended.
+    /// If the fleet has stopped.
     pub async fn one(&self, name: &str) -> Result<Option<Guest>, Stopped> {
         let Some(known) = self.0.fleet.get(name.to_owned()).await? else { return Ok(None) };
         Ok(Some(self.of(&known).await))
@@ -175,7 +178,8 @@ impl Gatherer {
         told
     }
 
-    /// Asks the guest for so many series at most, as this host half itself; no outcome if it cannot be.
+    /// Asks the guest for at most this many series, on behalf of this host half. There is no outcome if it cannot be
+    /// asked.
     async fn ask(&self, name: &str, patience: Duration, most: usize) -> (Told, Option<Outcome>) {
         let agent = match self.0.fleet.caller(name.to_owned()).await {
             Ok(Some(Reach::Session { agent, capabilities }))
@@ -205,14 +209,14 @@ impl Gatherer {
         }
     }
 
-    /// Forgets VMs that there are no more.
+    /// Removes the results of VMs that no longer exist.
     fn forget_others(&self, known: &[Known]) {
         let is_known = |name: &String| known.binary_search_by(|one| one.view.name.cmp(name)).is_ok();
         self.places().retain(|name, _| is_known(name));
     }
 
     fn places(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Place>>> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A panic under the lock cannot leave the map half changed.
         self.0.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! This run of the host half: its name to guests, its counters, and where it is recorded who did what.
+//! State of this run of the host half: its identity, its counters, and its audit log.
 
 use std::io;
 use std::path::Path;
@@ -10,25 +10,25 @@ use super::metrics::Metrics;
 use super::recent::Recents;
 use crate::wire::proto::v1::HostHalf;
 
-/// What every session shares.
+/// State that all sessions share.
 #[derive(Debug)]
 pub struct Half {
-    /// How guests know this run from any other.
+    /// Identity of this run, by which guests distinguish it from other runs and other host halves.
     pub host: HostHalf,
-    /// When it began.
+    /// Time at which this run began.
     pub started: SystemTime,
-    /// What it counts.
+    /// Counters of this run.
     pub metrics: Metrics,
-    /// What is kept of what guests have measured.
+    /// Recent metrics of guests.
     pub recent: Recents,
-    /// Where it records who did what.
+    /// Audit log.
     pub audit: Audit,
-    /// Lets in what guests say.
+    /// Intake for the events of guests.
     pub intake: Intake,
 }
 
 impl Half {
-    /// A new run on the host of this name.
+    /// Creates the state of a new run on the host with this name.
     pub fn new(host_name: String) -> Self {
         let instance_id = format!("{:032x}", fastrand::u128(..));
         Self {
@@ -41,10 +41,10 @@ impl Half {
         }
     }
 
-    /// The same run, which records who did what in a file as well.
+    /// Adds a file to the audit log.
     ///
     /// # Errors
-    /// If that cannot be opened.
+    /// If the file cannot be opened.
     pub fn with_audit_file(self, path: &Path) -> io::Result<Self> {
         let audit = Audit::with_file(&self.host.host_name, path)?;
         Ok(Self { audit, ..self })

@@ -1,4 +1,4 @@
-//! What a request has to say of itself to be handed on to an agent as it is.
+//! Properties of a request that is forwarded to an agent unchanged.
 
 use std::time::Duration;
 
@@ -7,44 +7,45 @@ use tonic::Status;
 
 use super::asked::Asked;
 
-/// The calls of the same guest that one waits behind, if there are many: those of its kind.
+/// Queue in which a request waits for other requests of the same kind to the same guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// Most of them.
+    /// Queue of most requests.
     Usual,
-    /// Those that end what others have begun.
+    /// Queue of requests that end what others have begun.
     Urgent,
-    /// Those that search in the guest, which takes long if there is much.
+    /// Queue of requests that search in the guest, which can take long.
     Search,
-    /// Those that wait in the guest for something to happen: behind no others, but there are only so many of one caller.
+    /// Requests that wait in the guest for an event. They queue behind no others, but their number is limited for each
+    /// caller.
     Patient,
 }
 
-/// A request that is handed on to an agent.
+/// Request that is forwarded to an agent.
 pub trait HandedOn: Asked + Message + Default + Send + 'static {
-    /// What the agent answers.
+    /// Answer of the agent.
     type Answer: Message + Default + Send + 'static;
 
-    /// The path of the method, which agents and this host half have in common.
+    /// Path of the method, which is the same in agents and in this host half.
     const PATH: &'static str;
 
-    /// How long it may take, its waiting for others included.
+    /// Timeout of the call, including the time in the queue.
     const WITHIN: Duration;
 
-    /// What an agent says that it can, if it answers this.
+    /// Capability that an agent reports if it supports this call.
     const CAPABILITY: &'static str = "machine";
 
-    /// What it waits behind.
+    /// Returns the queue in which the request waits.
     fn turn(&self) -> Turn {
         Turn::Usual
     }
 
-    /// The VM's name, which is nothing to its guest.
+    /// Takes the name of the VM out of the request, because it means nothing to the guest.
     fn take_name(&mut self) -> String;
 
-    /// Makes an answer fit to be shown, whatever the guest has said.
+    /// Cleans the guest's answer so that it is safe to display.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the answer is malformed.
     fn clean(answer: Self::Answer) -> Result<Self::Answer, Status>;
 }

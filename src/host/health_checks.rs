@@ -1,4 +1,4 @@
-//! Gives an agent the health checks that it is to make: at each connect, and at each change while a session lasts.
+//! Sends an agent the health checks that it has to make: when a session begins, and at each change while it lasts.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,37 +13,37 @@ use crate::transport::http2;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::health_checks_client::HealthChecksClient;
 
-/// The capability of an agent that makes them.
+/// Capability that an agent reports if it makes health checks.
 pub const CAPABILITY: &str = "health-checks";
-/// How long an agent may take to answer.
+/// Timeout of the call to the agent.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Between two tries, at first and at most.
+/// First and longest delay between two attempts.
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(30);
 
-/// Whether an agent with these capabilities makes health checks.
+/// Returns whether an agent with these capabilities makes health checks.
 pub fn is_able(capabilities: &[String]) -> bool {
     capabilities.iter().any(|capability| capability == CAPABILITY)
 }
 
-/// Gives the agent what it is to check for as long as the session lasts. Never completes.
+/// Keeps the health checks of an agent up to date while the session lasts. Never completes.
 pub async fn keep(client: &http2::Client, contact: &Contact, able: bool) -> Infallible {
     if let Some(cloud) = &contact.cloud
         && able
     {
-        // Boxed, because most sessions have none of it.
+        // Boxed to keep the sessions small, most of which have no health checks.
         Box::pin(give(client.clone(), contact, &**cloud)).await;
     }
     std::future::pending().await
 }
 
-/// Completes only where there is nothing to give, now or later.
+/// Sends the checks at each change. Completes only if there are none, now or later.
 async fn give(client: http2::Client, contact: &Contact, cloud: &dyn Cloud) {
     let Some(mut wanted) = cloud.checks(&contact.vm).await else { return };
     let mut client = HealthChecksClient::with_origin(client, http::Uri::from_static(http2::ORIGIN))
         .max_decoding_message_size(contact.vm.limits.message_bytes);
     let mut again = AGAIN;
-    // Whatever the agent had from before ends with the hold of its guest: nothing has to be told as long as there is nothing.
+    // Checks from an earlier session end with the hold of the guest, so an empty list need not be sent first.
     let mut has_any = false;
     loop {
         let checks = Arc::clone(&wanted.borrow_and_update());

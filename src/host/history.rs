@@ -1,4 +1,4 @@
-//! The newest events of one VM, bounded in number and in bytes. Pure.
+//! Newest events of one VM, bounded in number and in bytes. Pure.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::limits::Limits;
 use crate::wire::heap::Heap as _;
 use crate::wire::proto::v1::VirtualMachineEvent;
 
-/// What one event takes beside its words.
+/// Bytes that an event takes in addition to its strings.
 const OVERHEAD: usize = 256;
 
-/// The newest events, in the order in which they happened.
+/// Newest events, in the order in which they happened.
 #[derive(Debug, Default)]
 pub struct History {
     events: VecDeque<(usize, Arc<VirtualMachineEvent>)>,
@@ -20,7 +20,7 @@ pub struct History {
 }
 
 impl History {
-    /// Remembers one more, and forgets the oldest ones if need be.
+    /// Appends an event, and removes the oldest ones if a limit is exceeded.
     pub fn push(&mut self, event: Arc<VirtualMachineEvent>, limits: &Limits) {
         let size = event.heap() + OVERHEAD;
         self.bytes += size;
@@ -31,7 +31,7 @@ impl History {
         }
     }
 
-    /// Those that happened at `since` or later.
+    /// Returns the events that happened at `since` or later.
     pub fn since(&self, since: &Timestamp) -> impl Iterator<Item = &Arc<VirtualMachineEvent>> {
         let since = (since.seconds, since.nanos);
         self.events

@@ -1,12 +1,12 @@
-//! The way of a guest's event from its bytes to the fleet.
+//! Intake of a guest's events, from their bytes to the fleet.
 //!
 //! ```text
 //!  bytes ──weighed──▶ turn ──decoded, cleaned──▶ Heard ──▶ the fleet makes it part of the state, and the turn ends
 //!            └── more entries, or more memory, than allowed: refused, and never decoded
 //! ```
 //!
-//! An event of a few hundred kilobytes may take some megabytes while it is decoded and on its way. Of events that large only
-//! so many of all guests are in memory at a time that they take 32 MiB together; the others wait as their bytes.
+//! An event of a few hundred kilobytes may take some megabytes once it is decoded. The large events of all guests
+//! together may take 32 MiB at a time; the others wait undecoded.
 
 use std::sync::Arc;
 
@@ -20,22 +20,23 @@ use crate::events::state::{Bounds as _, Excess};
 use crate::wire::proto::v1;
 use crate::wire::weigh::{self, Shaped as _, Unfit};
 
-/// Bytes that large events of all guests may take together.
+/// Limit on the bytes of all large events together.
 const MOST: usize = 32 * 1024 * 1024;
-/// What takes no more than this has no need of a turn: there is one for each guest, and the fleet's inbox.
+/// Bytes up to which an event is decoded without a turn. Their memory is bounded anyway: each guest has one such
+/// event at a time, besides those in the fleet's inbox.
 const SMALL: usize = 8 * 1024;
-/// Turns are counted in units of so many bytes.
+/// Unit in bytes in which turns are counted.
 const UNIT: usize = 1024;
-/// So many times its bytes on the wire may an event take in memory.
+/// Factor by which an event in memory may be larger than the limit of a message on the wire.
 const TIMES: usize = 32;
 
-/// Why an event is not taken.
+/// Reason why an event is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum Unwanted {
     /// A list has more entries than allowed.
     #[error(transparent)]
     Excess(#[from] Excess),
-    /// Decoded it would take more memory than allowed.
+    /// The decoded event would take more memory than allowed.
     #[error("the event takes {weight} bytes once it is decoded; at most {most} are allowed")]
     Heavy {
         /// Bytes that it would take.
@@ -43,25 +44,25 @@ pub enum Unwanted {
         /// Bytes that it may take.
         most: usize,
     },
-    /// It is no event.
+    /// The bytes cannot be decoded as an event.
     #[error("{0}")]
     Malformed(String),
 }
 
-/// Lets the large events of all guests in, by turns.
+/// Intake of the large events of all guests, in turns; clones share it.
 #[derive(Debug, Clone)]
 pub struct Intake(Arc<Semaphore>);
 
-/// An event, cleaned. Until it is dropped it counts as one that is in memory.
+/// Cleaned event. Until it is dropped, it counts towards the limit on large events.
 #[derive(Debug)]
 pub struct Heard {
-    /// What the guest says.
+    /// Event of the guest.
     pub event: Box<v1::Event>,
     _turn: Option<OwnedSemaphorePermit>,
 }
 
 impl From<v1::Event> for Heard {
-    /// One that takes no turn.
+    /// Wraps an event that needs no turn.
     fn from(event: v1::Event) -> Self {
         Self { event: Box::new(event), _turn: None }
     }
@@ -77,13 +78,13 @@ impl Intake {
     /// Decodes and cleans an event, once it is its turn.
     ///
     /// # Errors
-    /// If it has more entries than allowed, would take too much memory, or is no event.
+    /// If it has more entries than allowed, would take too much memory, or cannot be decoded.
     pub async fn take(&self, bytes: Bytes, limits: &Limits) -> Result<Heard, Unwanted> {
         let weight = weigh(&bytes, limits)?;
         let turn = if weight > SMALL {
-            // The largest has all of it to itself.
+            // An event as large as the limit takes all of it.
             let units = u32::try_from(weight.min(MOST).div_ceil(UNIT)).unwrap_or(u32::MAX);
-            // It is never closed.
+            // The semaphore is never closed, so this does not fail.
             Arc::clone(&self.0).acquire_many_owned(units).await.ok()
         } else {
             None
@@ -95,7 +96,7 @@ impl Intake {
     }
 }
 
-/// What an event takes in memory, if it may be decoded.
+/// Returns how much memory an event will take, if it may be decoded.
 fn weigh(bytes: &[u8], limits: &Limits) -> Result<usize, Unwanted> {
     let most = TIMES.saturating_mul(limits.message_bytes);
     match weigh::weigh(v1::Event::SHAPE, bytes, |list| limits.of(list)) {
@@ -215,7 +216,7 @@ mod tests {
         }
     }
 
-    /// Whether there is a group in a message, or in what may be one within it.
+    /// Returns whether a message contains a group, also within fields that may be messages.
     fn has_group(mut bytes: &[u8]) -> bool {
         use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
@@ -277,7 +278,7 @@ mod tests {
                 bytes.extend_from_slice(value);
                 bytes
             };
-            // A whole state has most of what there is.
+            // A whole state contains most kinds of entries.
             let event = if state { inside(3, &inside(4, &whole)) } else { inside(kind, &whole) };
             is_never_less(&event)?;
             is_never_less(&whole)?;

@@ -1,4 +1,4 @@
-//! The requests of a connection of the admin API, with the peer that made them.
+//! Requests of a connection of the admin API, with the peer that made them attached.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,12 +8,12 @@ use hyper::body::Incoming;
 use super::peer::Peer;
 use crate::transport::http2;
 
-/// A service whose requests say who makes them.
+/// Service that attaches the peer to each of its requests.
 #[derive(Debug, Clone)]
 pub struct Introduced<S> {
-    /// What serves them.
+    /// Service that handles the requests.
     pub service: S,
-    /// Who makes them.
+    /// Peer that makes the requests.
     pub peer: Arc<Peer>,
 }
 

@@ -1,4 +1,4 @@
-//! What people ask about keys, in the words of the admin API.
+//! Management of keys for the admin API: list, accept, forget, rotate and bootstrap.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -23,7 +23,7 @@ use crate::trust::host::Unusable;
 use crate::trust::key::PublicKey;
 use crate::wire::proto::v1;
 
-/// How long a guest may take to make a key.
+/// Timeout of a guest for generating a key.
 const ANSWER: Duration = Duration::from_secs(10);
 
 impl From<Error> for Status {
@@ -38,10 +38,10 @@ impl From<Error> for Status {
     }
 }
 
-/// Lists the keys.
+/// Lists the keys of one guest or of all guests, and of this host half.
 ///
 /// # Errors
-/// If nothing is known of that VM, or the fleet has ended.
+/// If the VM is not known, or the fleet has stopped.
 pub async fn list(
     trust: &Arc<Trust>,
     fleet: &Handle,
@@ -77,7 +77,7 @@ pub async fn list(
 /// Accepts the key that a guest was refused with.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION` if it has shown none, or another one; `INTERNAL` if it cannot be remembered.
+/// `FAILED_PRECONDITION` if the guest has presented none, or another one; `INTERNAL` if the key cannot be stored.
 pub async fn accept(
     trust: &Arc<Trust>,
     fleet: &Handle,
@@ -97,10 +97,10 @@ pub async fn accept(
     one(trust, fleet, &vm).await
 }
 
-/// Forgets what is known of a guest's keys, or of all VMs that `listed` does not have any more.
+/// Forgets what is known of the keys of one guest, or of those of all VMs that `listed` no longer contains.
 ///
 /// # Errors
-/// If there is no such VM, or nothing lists them; if a file cannot be removed.
+/// If the VM does not exist, if no list of VMs is available, or if a file cannot be removed.
 pub async fn forget(
     trust: &Trust,
     fleet: &Handle,
@@ -136,7 +136,7 @@ async fn forget_unlisted(
 ) -> Result<v1::ForgetKeyResponse, Status> {
     let mut forgotten = Vec::new();
     for (uuid, record) in trust.records() {
-        // The settings may have got it back meanwhile.
+        // The settings may list the VM again meanwhile.
         if listed.borrow().iter().any(|machine| machine.vm.ids.lasting == uuid) {
             continue;
         }
@@ -148,10 +148,10 @@ async fn forget_unlisted(
     Ok(v1::ForgetKeyResponse { was_there: !forgotten.is_empty(), forgotten })
 }
 
-/// Gives a guest a new key.
+/// Rotates the key of a guest.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION` without a session with keys; as the agent; `INTERNAL` if the key cannot be remembered.
+/// `FAILED_PRECONDITION` without a session with keys; the agent's errors; `INTERNAL` if the key cannot be stored.
 pub async fn rotate(
     trust: &Arc<Trust>,
     fleet: &Handle,
@@ -161,18 +161,18 @@ pub async fn rotate(
     let vm = vm(fleet, request.name).await?;
     let mut calls = session(fleet, &vm).await?.on_behalf_of(behalf.clone());
     let key = rotate_step(&mut calls, String::new()).await?;
-    // It is remembered before the guest uses it.
+    // The key is recorded before the guest uses it, so that the guest is not refused if this program ends in between.
     trust.promise(&vm, key).await?;
     rotate_step(&mut calls, key.fingerprint().to_string()).await?;
     tracing::info!(vm = vm.name, key = %key.fingerprint(), "audit: the guest has a new key");
     one(trust, fleet, &vm).await
 }
 
-/// Gives this host half another key.
+/// Rotates the key of this host half.
 ///
 /// # Errors
-/// `FAILED_PRECONDITION` where a CA vouches for the key, there is no next one, or guests do not know it; `INTERNAL` if a file
-/// cannot be used.
+/// `FAILED_PRECONDITION` if a CA certifies the key, if there is no next key, or if guests do not know it;
+/// `INTERNAL` if a file cannot be used.
 pub async fn rotate_host(
     trust: &Arc<Trust>,
     request: v1::RotateHostKeyRequest,
@@ -222,10 +222,10 @@ async fn rotate_step(calls: &mut Calls, which: String) -> Result<PublicKey, Stat
         .map_err(|_| Status::internal("the guest's next key is not an Ed25519 key"))
 }
 
-/// What a guest has to be given.
+/// Returns the line and the token that a guest must be given to trust this host half.
 ///
 /// # Errors
-/// If there is no such VM, or a token cannot be remembered.
+/// If the VM does not exist, or if a token cannot be stored.
 pub async fn bootstrap(
     trust: &Arc<Trust>,
     fleet: &Handle,
@@ -256,7 +256,7 @@ async fn vm(fleet: &Handle, name: String) -> Result<Arc<Vm>, Status> {
     found.map(|machine| machine.vm).ok_or_else(|| Status::not_found("there is no such VM"))
 }
 
-/// For calls of a guest with keys.
+/// Returns the agent of a guest with a session.
 async fn session(fleet: &Handle, vm: &Vm) -> Result<Agent, Status> {
     match fleet.caller(vm.name.clone()).await? {
         Some(Reach::Session { agent, .. }) => Ok(agent),
@@ -272,7 +272,7 @@ async fn one(trust: &Trust, fleet: &Handle, vm: &Vm) -> Result<v1::GuestKey, Sta
     Ok(v1::GuestKey { session, ..told(&vm.name, &vm.ids.lasting, trust.record(&vm.ids.lasting)) })
 }
 
-/// How the open session of a VM speaks; empty without one.
+/// Returns the kind of the open session of a VM, `keyed` or `plain`; empty without a session.
 fn session_words(view: &v1::VirtualMachine) -> &'static str {
     match view.session() {
         v1::SessionState::Connected if view.guest_key.is_empty() => "plain",

@@ -1,29 +1,29 @@
-//! What one guest may cost: every bound that settings can change, with its default.
+//! Limits on the resources that one guest may use: every limit that the settings can change, with its default.
 //!
-//! To add one: a field here, its key in `config::host::limits`, its line in the README. A bound that nobody
-//! needs to change stays a constant where it is used.
+//! To add one: a field here, its key in `config::host::limits`, its line in the README. A limit that nobody needs
+//! to change stays a constant where it is used.
 
 use std::time::Duration;
 
 use crate::events::state::Bounds;
 use crate::wire::weigh::List;
 
-/// The bounds of one guest.
+/// Limits on one guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one message of the guest.
     pub message_bytes: usize,
-    /// Bytes per second on each of its streams in the long run; eight times as many may come at once.
+    /// Bytes per second on each of its streams in the long run. A burst may be eight times as large.
     pub bytes_per_second: u32,
     /// Events per second in the long run.
     pub events_per_second: u32,
-    /// Events that may come at once.
+    /// Events in a burst.
     pub event_burst: u32,
-    /// Events that are remembered.
+    /// Events that are kept in the history.
     pub events_kept: usize,
-    /// Bytes that the remembered events may take.
+    /// Bytes of the events in the history.
     pub history_bytes: usize,
-    /// Bytes of memory that its state may take; what would be more is left out of it.
+    /// Bytes of memory of the guest's state. What exceeds them is left out of the state.
     pub state_bytes: usize,
     /// Network interfaces of its state.
     pub interfaces: usize,
@@ -35,13 +35,13 @@ pub struct Limits {
     pub users: usize,
     /// Disks of its state.
     pub disks: usize,
-    /// Calls per second that the guest may make in the long run; four times as many may come at once.
+    /// Calls per second that the guest may make in the long run. A burst may be four times as large.
     pub calls_per_second: u32,
-    /// Calls of the guest that may be open at a time; as many about volumes may be beside them.
+    /// Concurrent calls of the guest; the same number again may be about volumes, and about the cluster.
     pub open_calls: u32,
-    /// How long it may read nothing while something waits for it to read.
+    /// Time for which the guest may read nothing while data for it is waiting.
     pub unread: Duration,
-    /// How long it is asked again for a disk that it says it is busy with.
+    /// Time for which a guest is asked again to release a disk that it reports as busy.
     pub busy: Duration,
 }
 
@@ -85,7 +85,7 @@ impl Bounds for Limits {
 }
 
 impl Limits {
-    /// Bytes that may come at once on one stream.
+    /// Returns the size in bytes of a burst on one stream.
     pub fn byte_burst(&self) -> usize {
         let seconds = usize::try_from(self.bytes_per_second).unwrap_or(usize::MAX).saturating_mul(8);
         seconds.max(self.message_bytes.saturating_mul(4))

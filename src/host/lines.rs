@@ -1,5 +1,5 @@
-//! How many lines a guest may cause in the log: one per second at info. The rest are for those who look for a
-//! fault (debug), and the next line says how many they were.
+//! Limits on the log lines that a guest may cause: one per second at level info. Further lines are logged at level
+//! debug, and the next line at info has their number.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,23 +9,24 @@ use tokio::time::Instant;
 
 use crate::pace::Lines;
 
-/// How long the same words about the same thing are not said again.
+/// Time for which the same message about the same subject is not repeated.
 const SAME: Duration = Duration::from_secs(60);
 
-/// The lines about what guests ask for, each guest's on its own account: one per second, and the same one once a minute.
+/// Log for the results of guests' requests, limited for each guest: one line per second, and the same line once a
+/// minute.
 #[derive(Debug, Default)]
 pub struct Log(Mutex<BTreeMap<String, Asked>>);
 
-/// The lines about what one guest asks for.
+/// State of the log for one guest.
 #[derive(Debug, Default)]
 struct Asked {
     lines: Lines,
-    /// The last line: when, what it was about, and its words.
+    /// Time, subject and message of the last line.
     said: Option<(Instant, String, String)>,
 }
 
 impl Log {
-    /// Warns of what came of something that the guest of this VM asked for.
+    /// Logs a result of a request of this VM's guest as a warning.
     pub fn warn(&self, vm: &str, about: &str, words: &str) {
         match self.admit(vm, about, words, Instant::now()) {
             Some(0) => tracing::warn!(vm, about, "{words}"),
@@ -34,7 +35,7 @@ impl Log {
         }
     }
 
-    /// Tells what came of something that the guest of this VM asked for.
+    /// Logs a result of a request of this VM's guest.
     pub fn info(&self, vm: &str, about: &str, words: &str) {
         match self.admit(vm, about, words, Instant::now()) {
             Some(0) => tracing::info!(vm, about, "{words}"),
@@ -43,17 +44,18 @@ impl Log {
         }
     }
 
-    /// There is no such VM any more.
+    /// Removes the state of a VM that no longer exists.
     pub fn forget(&self, vm: &str) {
         self.asked().remove(vm);
     }
 
     fn asked(&self) -> MutexGuard<'_, BTreeMap<String, Asked>> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A panic under the lock cannot leave the map half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there may be this line; then, how many there were not since the last one.
+    /// Returns the number of lines that were left out since the last one, or `None` if this line is to be left out as
+    /// well.
     fn admit(&self, vm: &str, about: &str, words: &str, now: Instant) -> Option<u64> {
         let mut all = self.asked();
         let asked = all.entry(vm.to_owned()).or_default();
@@ -70,7 +72,7 @@ impl Log {
     }
 }
 
-/// Logs at info, or at debug what is too much, with the fields and words that `tracing::info!` takes.
+/// Logs at level info, or at level debug beyond the limit, with the arguments of `tracing::info!`.
 macro_rules! line {
     ($lines:expr, $($line:tt)+) => {
         match $lines.admit(tokio::time::Instant::now()) {

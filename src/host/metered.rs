@@ -1,6 +1,7 @@
-//! A stream to a guest whose bytes are counted, and which breaks when the guest sends more than allowed: bytes,
-//! or pieces, of which each costs a wakeup however small it is. This bounds also what HTTP/2 hides from whoever
-//! counts calls and events (PING, SETTINGS, empty DATA). It breaks too when the guest does not read for long.
+//! Stream to a guest that counts its bytes and fails when the guest sends too much: too many bytes, or too many
+//! pieces, each of which costs a wakeup however small it is. This also bounds HTTP/2 frames that limits on calls
+//! and events do not see (PING, SETTINGS, empty DATA). The stream fails as well when the guest does not read for
+//! too long.
 
 use std::io;
 use std::pin::Pin;
@@ -17,11 +18,12 @@ use super::limits::Limits;
 use super::rate::Allowance;
 use crate::transport::Stream;
 
-/// Reads per second in the long run, and at once. Events and calls at their bounds need a tenth of it.
+/// Limits on reads: per second in the long run, and in a burst. Events and calls at their limits need a tenth of
+/// them.
 const PIECES_PER_SECOND: f64 = 2000.0;
 const PIECES_AT_ONCE: f64 = 8000.0;
 
-/// The stream.
+/// Metered stream.
 #[derive(Debug)]
 pub struct Metered<S> {
     stream: S,
@@ -29,39 +31,39 @@ pub struct Metered<S> {
     bytes: Allowance,
     pieces: Allowance,
     gate: Gate,
-    /// Runs while something waits for the guest to read.
+    /// Timer that runs while data waits for the guest to read it.
     unread: Option<Pin<Box<Sleep>>>,
-    /// How long that may be.
+    /// Time after which a guest that does not read is cut off.
     longest_unread: Duration,
 }
 
-/// What a guest sent too much of, or read too little.
+/// Reason why a guest was cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Excess {
-    /// In all.
+    /// The guest sent more bytes than allowed.
     #[error("the guest sends too many bytes")]
     Bytes,
-    /// Whatever their size.
+    /// The guest sent more pieces than allowed, regardless of their size.
     #[error("the guest sends too many small pieces")]
     Pieces,
-    /// It does not read, while it has to.
+    /// The guest did not read although data for it was waiting.
     #[error("the guest does not read what is sent to it")]
     Unread,
 }
 
-/// Whether a stream was cut because the guest sent too much.
+/// Shared record of why a stream was cut; it outlives the stream.
 #[derive(Debug, Clone, Default)]
 pub struct Gate(Arc<OnceLock<Excess>>);
 
 impl Gate {
-    /// Why it was, if it was.
+    /// Returns the reason why the stream was cut, if it was.
     pub fn shut(&self) -> Option<Excess> {
         self.0.get().copied()
     }
 }
 
 impl<S: Stream> Metered<S> {
-    /// Counts what goes through `stream`.
+    /// Meters `stream`, and returns its gate as well.
     pub fn new(stream: S, half: Arc<Half>, limits: &Limits) -> (Self, Gate) {
         #[allow(clippy::cast_precision_loss, reason = "nobody allows that many bytes")]
         let burst = limits.byte_burst() as f64;
@@ -104,12 +106,12 @@ impl<S: Stream> AsyncRead for Metered<S> {
 
 impl<S: Stream> Metered<S> {
     fn shut(&self, excess: Excess) -> io::Error {
-        // Only the first one counts.
+        // Only the first reason is kept.
         self.gate.0.get_or_init(|| excess);
         io::Error::other(excess)
     }
 
-    /// Counts what was written, or how long nothing could be.
+    /// Counts the bytes written, or the time in which none could be written.
     fn count(
         &mut self,
         context: &mut Context<'_>,

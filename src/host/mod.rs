@@ -1,4 +1,4 @@
-//! The controller half: which VMs there are, and the conversation with the agent in each of them.
+//! The host half: knows the VMs, and keeps a conversation with the agent in each of them.
 //!
 //! ```text
 //!  backends ──Change──▶ fleet ◀──Request── api ◀── guestctl
@@ -6,26 +6,28 @@
 //!                 Machine   Report
 //!                       ▼   │
 //!                      session ──dials──▶ agent in the guest      (one for each VM)
-//!                        ├── the host asks, events come            (talk)
-//!                        └── the guest asks, on the same connection (callback)
+//!                        ├── the host calls, events arrive         (talk)
+//!                        └── the guest calls, on the same connection (callback)
 //! ```
 //!
-//! Who may ask the api for what is decided in [`admission`]; on whose behalf a guest is called goes with the call
-//! ([`calls`]); what the agent decides on alone is handed on ([`machine`]).
+//! [`admission`] decides which calls of the api a caller may make. Each call to a guest carries the caller on
+//! whose behalf it is made ([`calls`]). Requests that the agent alone decides on are forwarded to it
+//! ([`machine`]).
 //!
-//! A [`console`] is the hypervisor's, so that it, too, is reached past the fleet and the agents.
+//! A [`console`] belongs to the hypervisor, so it is reached without the fleet and the agents.
 //!
-//! [`disks`] come and go past the fleet: from the api straight to the backend that has the VM. [`volumes`] are what
-//! clusters have of them; their guests ask for them by the callback, in the words of [`csi`].
+//! [`disks`] are attached and detached without the fleet: the api calls the backend of the VM directly.
+//! [`volumes`] are the disks kept for clusters; guests request them on the callback, in the protocol of [`csi`].
 //!
-//! What clusters are told of their VMs, and the load balancers of their Services, are in [`cloud`], which guests ask by the
-//! callback as well; `health_checks` has their agents look whether nodes take traffic.
+//! [`cloud`] informs clusters of their VMs and provides the load balancers of their Services; guests call it on
+//! the callback as well. `health_checks` has their agents check whether nodes accept traffic.
 //!
-//! Where a cluster runs the VMs, `guests` tells it of them: which have changed the fleet says ([`changed`]). There the program on
-//! each node has the sessions, and hands what guests ask of volumes on to the one that keeps these (`relay`, `controller`).
+//! Where a cluster runs the VMs, `guests` shows it their state; the fleet reports which VMs have changed
+//! ([`changed`]). The program on each node then has the sessions, and forwards the calls of guests about volumes
+//! to the program that keeps the volumes (`relay`, `controller`).
 //!
-//! [`fleet`] is one task and owns what is known of all VMs; everybody else sends it messages. Guests are
-//! taken for hostile: what they say is bounded by [`limits`], and cleaned by [`text`], before it goes on.
+//! [`fleet`] is one task that owns what is known of all VMs; all other tasks send it messages. Guests are assumed
+//! to be hostile: their data is bounded by [`limits`] and cleaned by [`text`] before it is used.
 
 pub mod admission;
 pub mod api;

@@ -1,4 +1,4 @@
-//! The order of a guest's events: every one is counted, and none may be missing. Pure.
+//! Order of a guest's events: each one is numbered, and none may be missing. Pure.
 //!
 //! ```text
 //!  (nowhere, or the place to resume) ──AgentReady──▶ at n ──event n+1──▶ at n+1
@@ -8,44 +8,44 @@
 
 use crate::wire::proto::v1::{self, event::Kind};
 
-/// Where one guest's events stand; survives a reconnect.
+/// Position in the event stream of one guest; survives a reconnect.
 #[derive(Debug, Clone, Default)]
 pub struct Order {
     position: Option<v1::Position>,
-    /// The stream has begun.
+    /// True once the stream has begun with `AgentReady`.
     begun: bool,
 }
 
-/// What is wrong with an event's place.
+/// Reason why an event is out of order.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Disorder {
-    /// Something came before `AgentReady`.
+    /// An event came before `AgentReady`.
     #[error("the agent's events do not begin with AgentReady")]
     NotReady,
-    /// `AgentReady` resumes something else than what was asked for.
+    /// `AgentReady` resumes at a position different from the requested one.
     #[error("the agent resumes its events at another place than the one asked for")]
     OtherPlace,
     /// `AgentReady` neither resumes nor has a state.
     #[error("the agent begins its events without its state")]
     NoState,
-    /// The number is not the expected one.
+    /// The sequence number is not the expected one.
     #[error("the agent sent event {found} in place of {expected}")]
     Hole {
-        /// What came.
+        /// Sequence number of the event.
         found: u64,
-        /// What had to come.
+        /// Sequence number that was expected.
         expected: u64,
     },
 }
 
 impl Order {
-    /// A stream is about to begin: where to resume.
+    /// Begins a new stream, and returns the position at which it has to resume, if there is one.
     pub fn begin(&mut self) -> Option<v1::Position> {
         self.begun = false;
         self.position.clone()
     }
 
-    /// The next stream has to begin with the whole state.
+    /// Forgets the position, so that the next stream has to begin with the whole state.
     pub fn forget(&mut self) {
         self.position = None;
     }
@@ -53,7 +53,7 @@ impl Order {
     /// Takes the next event of the stream.
     ///
     /// # Errors
-    /// If it is not the one that has to come.
+    /// If it is out of order.
     pub fn take(&mut self, event: &v1::Event) -> Result<(), Disorder> {
         match &event.kind {
             Some(Kind::AgentReady(ready)) => self.ready(event.sequence, ready),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn event(sequence: u64) -> v1::Event {
-        // Of a kind that is not known here: it counts too.
+        // An event of an unknown kind counts in the sequence as well.
         v1::Event { sequence, time: None, kind: None }
     }
 

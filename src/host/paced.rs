@@ -1,6 +1,6 @@
-//! A stream to a guest for what people have asked for, of whatever size: it is not cut when the guest sends much, as a session's is
-//! ([`metered`](super::metered)), but many small pieces, of which each costs a wakeup, are read no faster than so many a
-//! second.
+//! Stream to a guest for data that users have requested, of any size. It is not cut for the amount of data, as
+//! that of a session is ([`metered`](super::metered)). Only the number of reads per second is limited, because
+//! each small piece costs a wakeup.
 
 use std::io;
 use std::pin::Pin;
@@ -16,13 +16,13 @@ use crate::host::half::Half;
 use crate::host::rate::Allowance;
 use crate::transport::Stream;
 
-/// Reads per second in the long run, and at once.
+/// Limits on reads: per second in the long run, and in a burst.
 const PIECES_PER_SECOND: f64 = 20_000.0;
 const PIECES_AT_ONCE: f64 = 20_000.0;
-/// How soon it is looked again whether more may be read.
+/// Pause after which reading continues.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The stream.
+/// Paced stream.
 #[derive(Debug)]
 pub struct Paced<S> {
     stream: S,
@@ -32,7 +32,7 @@ pub struct Paced<S> {
 }
 
 impl<S: Stream> Paced<S> {
-    /// Counts what goes through `stream`, for the metrics of this host half.
+    /// Paces `stream`, and counts its bytes for the metrics of this host half.
     pub fn new(stream: S, half: Arc<Half>) -> Self {
         let pieces = Allowance::new(Instant::now(), PIECES_AT_ONCE, PIECES_PER_SECOND);
         Self { stream, half, pieces, rest: None }

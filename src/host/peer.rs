@@ -1,8 +1,8 @@
-//! Who is at the other end of the admin API's socket: the user that the kernel vouches for, and what the name service knows
-//! of it.
+//! Peer of a connection to the admin API's socket: the user, as certified by the kernel, and what the name service
+//! knows of this user.
 //!
-//! A name service may ask others, and hang: it is asked on threads of their own, of which there are few, and with a
-//! deadline. A user whose name cannot be had in time is one without a name or groups.
+//! A name service may query other machines and hang. It is called on separate threads, of which there are few, and
+//! with a deadline. A user who is not looked up in time is treated as one without a name or groups.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -13,51 +13,52 @@ use super::caller::Caller;
 use crate::access::{Person, Rules};
 use crate::sys::{blocking, users};
 
-/// How long the name service may take.
+/// Timeout of the name service.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How many users it may be asked about at a time, those included that nobody waits for any more.
+/// Limit of concurrent lookups, including those that have timed out but are still running.
 const AT_A_TIME: usize = 8;
-/// Its name needs no name service, so that root can always ask.
+/// User ID of root. Its name is not looked up, so root can always use the admin API.
 const ROOT: u32 = 0;
 
 static PLACES: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(AT_A_TIME)));
 
-/// The other end of one connection.
+/// Peer of one connection.
 #[derive(Debug)]
 pub struct Peer {
     uid: u32,
     gid: u32,
     own: u32,
-    /// What is known of the user, and the rules whose groups were looked for.
+    /// Result of the last lookup, and the rules whose groups were looked up with it.
     known: Mutex<Option<(Arc<Rules>, Person)>>,
 }
 
-/// What is known of a user.
+/// Identity of a user, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// As rules see the user.
+    /// User as access rules see it.
     pub person: Person,
-    /// The name service has not said it all.
+    /// True if the name service did not answer in time.
     pub is_incomplete: bool,
 }
 
 impl Peer {
-    /// A process with these IDs.
+    /// Creates the peer for a process with these IDs.
     pub fn new(uid: u32, gid: u32) -> Arc<Self> {
         Arc::new(Self { uid, gid, own: users::own(), known: Mutex::default() })
     }
 
-    /// The user ID.
+    /// Returns the user ID.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Whether it may do everything: root, and whoever guestlet-host itself runs as.
+    /// Returns whether the user may do everything: root, and the user that guestlet-host itself runs as.
     pub fn is_trusted(&self) -> bool {
         self.uid == ROOT || self.uid == self.own
     }
 
-    /// What is known of the user, with the groups of these rules. It is asked for anew when the rules are others.
+    /// Looks up the user, and its membership in the groups of these rules. The result is cached until the rules
+    /// change.
     pub async fn known(&self, rules: &Arc<Rules>) -> Known {
         if self.uid == ROOT {
             let person = Person { uid: ROOT, name: Some("root".to_owned()), ..Person::default() };
@@ -80,7 +81,7 @@ impl Peer {
 }
 
 impl Known {
-    /// As a caller.
+    /// Returns the user as the caller of a request.
     pub fn caller(&self) -> Caller {
         Caller::User { uid: self.person.uid, name: self.person.name.clone() }
     }
@@ -100,7 +101,7 @@ async fn in_time<T>(work: impl Future<Output = Option<T>>) -> Option<T> {
     tokio::time::timeout(PATIENCE, work).await.ok().flatten()
 }
 
-/// Those users and groups of the rules that the name service says do not exist, in words for people.
+/// Returns a description of each user and group of the rules that the name service does not know.
 pub async fn unknown_names(rules: &Arc<Rules>) -> Vec<String> {
     let rules = Arc::clone(rules);
     let place = Arc::clone(&PLACES).acquire_owned();

@@ -1,4 +1,4 @@
-//! Round trips to a guest.
+//! Measurement of round trips to a guest.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use super::calls::Calls;
 use super::text;
 use crate::wire::proto::v1::{PingRequest, PingVirtualMachineRequest, Pong, pong::Outcome};
 
-/// Pings of one call.
+/// Limit on the pings of one call.
 const MAX_COUNT: u32 = 10_000;
 const USUAL_INTERVAL: Duration = Duration::from_secs(1);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
-/// How long an agent may take.
+/// Timeout of an agent for one ping.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// How many pings, and when.
+/// Number of pings, and their interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     count: u32,
@@ -26,10 +26,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What `request` asks for.
+    /// Returns the plan that `request` asks for, with defaults for what it does not set.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if that is too much.
+    /// `INVALID_ARGUMENT` if the count is too large or the interval too short.
     pub fn of(request: &PingVirtualMachineRequest) -> Result<Self, Status> {
         if request.count > MAX_COUNT {
             return Err(Status::invalid_argument(format!("at most {MAX_COUNT} pings at a time")));
@@ -48,7 +48,7 @@ impl Plan {
     }
 }
 
-/// Pings as planned, until the first failure. The record ends with the last of them.
+/// Pings according to the plan, until the first failure. The audit record ends with the last ping.
 pub fn pongs(calls: Calls, plan: Plan, entry: Option<Entry>) -> impl Stream<Item = Pong> + Send {
     let mut ticks = tokio::time::interval(plan.interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

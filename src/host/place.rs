@@ -1,4 +1,4 @@
-//! Where a VM runs: what its backend says of it, and what its guest made of that.
+//! Topology of a VM: where it runs according to its backend, and whether its guest has accepted that.
 
 use std::sync::Arc;
 
@@ -6,19 +6,19 @@ use tokio::sync::watch;
 
 pub use crate::wire::proto::v1::Topology;
 
-/// Where one VM runs; absent before the backend has said it.
+/// Topology of one VM; `None` until the backend has reported it.
 pub type Told = Option<Arc<Topology>>;
 
-/// What a guest made of it.
+/// Result of sending the topology to a guest.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// It has this one.
+    /// The guest has accepted this topology.
     Acknowledged(Arc<Topology>),
-    /// It has not, and why.
+    /// The guest has not accepted the topology, for this reason.
     Problem(String),
 }
 
-/// Where a VM runs, as its backend tells it, until it is no more.
+/// Creates a channel for the topology of a VM. The backend's end is dropped when the VM is no longer known.
 pub fn channel() -> (watch::Sender<Told>, watch::Receiver<Told>) {
     watch::channel(None)
 }

@@ -1,4 +1,4 @@
-//! How much a guest may send: a token bucket. Pure: the caller gives the time.
+//! Rate limit for what a guest sends: a token bucket. Pure: the caller supplies the time.
 
 use tokio::time::Instant;
 
@@ -12,12 +12,12 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// A full one: `burst` at once, `per_second` in the long run.
+    /// Creates a full allowance: `burst` at once, `per_second` in the long run.
     pub fn new(now: Instant, burst: f64, per_second: f64) -> Self {
         Self { burst, per_second, left: burst, at: now }
     }
 
-    /// Takes `amount` off; false if there is not as much left.
+    /// Takes `amount`; returns false, and takes nothing, if there is not as much left.
     pub fn take(&mut self, now: Instant, amount: f64) -> bool {
         let gained = now.saturating_duration_since(self.at).as_secs_f64() * self.per_second;
         self.left = (self.left + gained).min(self.burst);

@@ -1,4 +1,4 @@
-//! What a receipt of a guest is worth: whether it is as the guest has signed it, with the key that this host half knows.
+//! Verification of receipts: whether a receipt was signed by its guest, with a key that this host half knows.
 
 use tonic::Status;
 
@@ -10,10 +10,10 @@ use crate::receipt::show;
 use crate::trust::key::signer;
 use crate::wire::proto::v1::GetReceiptResponse;
 
-/// An answer of a guest with what it is worth.
+/// Adds the verdict on a receipt to the answer of its guest.
 ///
 /// # Errors
-/// If the fleet has ended.
+/// If the fleet has stopped.
 pub async fn judged(
     trust: &Trust,
     fleet: &Handle,
@@ -33,7 +33,7 @@ pub async fn judged(
     word.clone_into(&mut answer.verdict);
     answer.detail = show::verdict(&opened.verdict, whose);
     if opened.receipt.is_none() {
-        // Nobody can do anything with it.
+        // An envelope without a readable receipt is of no use to the client.
         answer.envelope.clear();
     }
     Ok(answer)

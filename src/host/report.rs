@@ -1,4 +1,4 @@
-//! What a session is told of its VM, and tells the fleet.
+//! Messages between the fleet and a session: the state of the VM, and the reports of the session.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -15,75 +15,75 @@ use crate::trust::Fingerprint;
 use crate::trust::key::PublicKey;
 use crate::wire::proto::v1::{self, CallbackState, PowerState};
 
-/// What the backend and the fleet say of the VM.
+/// State of the VM, from the backend and the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
-    /// The hypervisor's view.
+    /// Power state, as the hypervisor reports it.
     pub power: PowerState,
-    /// Resets seen; another number means that whatever ran is gone.
+    /// Number of resets seen. If it changes, whatever ran in the guest has ended.
     pub resets: u64,
-    /// The state of the guest is larger than allowed, found during the conversation of this number.
+    /// Excess of the guest's state over its limits, and the number of the conversation in which it was found.
     pub excess: Option<(u64, Excess)>,
 }
 
-/// What happened to a session.
+/// Change in the state of a session.
 #[derive(Debug)]
 pub enum Report {
     /// The conversation is open.
     Opened {
-        /// What the guest says of itself, cleaned.
+        /// Information that the guest gives about itself, cleaned.
         info: Box<v1::GuestInfo>,
-        /// Since the session before was lost, the VM was started, or the first dial.
+        /// Time since the previous session was lost, the VM was started, or the first dial.
         after: Duration,
-        /// For calls of others on this conversation.
+        /// Channel for calls of others over this conversation.
         channel: Box<Channel>,
-        /// The key that the guest has proved, if it has one.
+        /// Key that the guest has proved, if it has one.
         key: Option<Fingerprint>,
     },
     /// The guest sent an event.
     Heard(Heard),
     /// The open conversation ended.
     Closed(String),
-    /// Where the callback of the open conversation stands, and why.
+    /// State of the callback of the open conversation, and the reason for it.
     Callback(CallbackState, String),
-    /// What the guest made of where it runs.
+    /// Result of sending the topology to the guest.
     Topology(Outcome),
-    /// It is dialled again soon; why there was no conversation so far.
+    /// The guest will be dialled again soon; with the reason why there is no conversation.
     Connecting(String),
-    /// It is not dialled, because the VM has no vsock.
+    /// The guest is not dialled, because its VM has no vsock.
     NoVsock {
-        /// Why.
+        /// Reason, for messages.
         reason: String,
-        /// What to do about it.
+        /// Remedy, for messages.
         remedy: String,
-        /// Nobody has asked for it.
+        /// True if the VM's owner wants it so, and nothing is wrong.
         is_meant: bool,
     },
-    /// It is dialled again late, and why.
+    /// The guest will be dialled again late; with the reason for the refusal.
     Refused(String),
-    /// It is not dialled, because the VM is off.
+    /// The guest is not dialled, because its VM is off.
     Gone,
-    /// Its task has panicked.
+    /// The task of the session has panicked.
     Failed,
-    /// It may begin anew after it failed.
+    /// The wait after a panic is over, and the session may be started anew.
     Renewable,
 }
 
 impl Report {
-    /// Whether it says only that the guest is there.
+    /// Returns whether the report is a heartbeat, which says only that the guest is alive.
     pub fn is_heartbeat(&self) -> bool {
         let Self::Heard(heard) = self else { return false };
         matches!(heard.event.kind, Some(v1::event::Kind::Heartbeat(_)))
     }
 }
 
-/// Where reports of all sessions go, each with the number of its session.
+/// Channel for the reports of all sessions, each with the number of its session.
 pub type Reports = mpsc::Sender<(u64, Report)>;
 
-/// A report on its way. Boxed: it takes no time, and whatever sends one lives for long.
+/// Future that sends a report. It is boxed because it is short-lived and its sender is long-lived.
 type Sending<'t> = Pin<Box<dyn Future<Output = ()> + Send + 't>>;
 
-/// Sends reports of one session.
+/// Sender of the reports of one session.
 #[derive(Debug, Clone)]
 pub struct Teller {
     session: u64,
@@ -91,14 +91,14 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// Sends a report, waiting for the fleet.
+    /// Sends a report; waits while the fleet's inbox is full.
     pub fn send(&self, report: Report) -> Sending<'_> {
-        // Without a fleet the process is ending, and so is this task.
+        // An error means that the fleet has ended, and with it this process.
         Box::pin(self.reports.send((self.session, report)).map(drop))
     }
 }
 
-/// Sends reports of one session, and remembers whether the conversation is open.
+/// Sender of the reports of one session that also records whether the conversation is open.
 #[derive(Debug)]
 pub struct Notes {
     teller: Teller,
@@ -107,27 +107,27 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Those of the session of this number, which begins now.
+    /// Creates the notes of the session with this number, which begins now.
     pub fn new(session: u64, reports: Reports, now: Instant) -> Self {
         Self { teller: Teller { session, reports }, lost_at: now, opened_at: None }
     }
 
-    /// The VM was started.
+    /// Records that the VM was started.
     pub fn starts(&mut self, now: Instant) {
         self.lost_at = now;
     }
 
-    /// Sends a report, waiting for the fleet.
+    /// Sends a report; waits while the fleet's inbox is full.
     pub fn send(&self, report: Report) -> Sending<'_> {
         self.teller.send(report)
     }
 
-    /// For another part of the conversation.
+    /// Returns a sender for another part of the conversation.
     pub fn teller(&self) -> Teller {
         self.teller.clone()
     }
 
-    /// The conversation is open.
+    /// Records and reports that the conversation is open.
     pub async fn opened(&mut self, info: v1::GuestInfo, channel: Channel, key: Option<PublicKey>) {
         let now = Instant::now();
         self.opened_at = Some(now);
@@ -136,12 +136,12 @@ impl Notes {
         self.send(Report::Opened { info, after: now - self.lost_at, channel, key }).await;
     }
 
-    /// Whether the conversation is open.
+    /// Returns whether the conversation is open.
     pub fn is_open(&self) -> bool {
         self.opened_at.is_some()
     }
 
-    /// The conversation ended, if there was one. Returns how long it was open.
+    /// Records and reports that the conversation has ended, if it was open. Returns how long it was open.
     pub async fn closed(&mut self, reason: &str) -> Option<Duration> {
         let now = Instant::now();
         let lasted = now - self.opened_at.take()?;

@@ -1,8 +1,8 @@
-//! Tells guests that this host half is going to use another key, and that the one before counts no more.
+//! Informs guests that this host half is going to use another key, and that the previous key is no longer valid.
 //!
 //! ```text
-//!  guestctl trust rotate --host ──▶ next key ──every session──▶ the guest lets in both
-//!                     --finish ──▶ it is used ──every session──▶ the guest drops the one before
+//!  guestctl trust rotate --host ──▶ next key ──every session──▶ the guest accepts both
+//!                     --finish ──▶ it is used ──every session──▶ the guest drops the previous one
 //! ```
 
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use super::trust::Trust;
 use crate::wire::proto::v1::ReplaceHostKeyRequest;
 use crate::wire::proto::v1::replace_host_key_request::Step;
 
-/// How long an agent may take to answer.
+/// Timeout of an agent for one step.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// When a guest that did not take it is asked again: twice as late each time, up to this.
+/// First and longest delay before a guest that did not accept a key is asked again. The delay doubles each time.
 const AGAIN: Duration = Duration::from_secs(60);
 const AT_LATEST: Duration = Duration::from_secs(3600);
 
-/// Tells the guest whatever it has to know, for as long as the session may last: completes when this host half has begun to
-/// use another key. Only a guest with a key is told anything.
+/// Informs the guest of key changes while the session lasts. Completes when this host half has begun to use
+/// another key, because the session then has to begin anew. A guest without a key is not informed.
 pub async fn keep(caller: &Caller, contact: &Contact, is_keyed: bool) {
     let Some(trust) = contact.trust.as_ref().filter(|_| is_keyed) else {
         return std::future::pending().await;
@@ -35,14 +35,14 @@ pub async fn keep(caller: &Caller, contact: &Contact, is_keyed: bool) {
             return;
         }
         changes.mark_unchanged();
-        // Boxed, because the session lives for long, and the calls do not.
+        // Boxed, because the session is long-lived and the calls are not.
         let told = Box::pin(tell(caller.clone(), contact, trust)).await;
         let is_new = trust.complains(&contact.vm.ids.lasting, told.as_ref().err());
         if let Some(problem) = told.as_ref().err().filter(|_| is_new) {
             tracing::warn!(vm = contact.vm.name, problem, "the guest cannot be told this host half's keys");
         }
         tokio::select! {
-            // The trust outlives every session.
+            // No error can occur: the sender outlives every session.
             _ = changes.changed() => again = AGAIN,
             () = tokio::time::sleep(again), if told.is_err() => again = AT_LATEST.min(again * 2),
         }
@@ -51,13 +51,13 @@ pub async fn keep(caller: &Caller, contact: &Contact, is_keyed: bool) {
 
 async fn tell(mut caller: Caller, contact: &Contact, trust: &Arc<Trust>) -> Result<(), String> {
     let rotation = trust.rotation().await.map_err(|error| error.to_string())?;
-    // In every session: the guest's disk may have been restored since.
+    // This is repeated in every session, because the guest's disk may have been restored since the last one.
     if let Some(next) = rotation.next {
         step(&mut caller, Step::Next(next.spki().to_vec())).await?;
         trust.told(&contact.vm, next).await.map_err(|error| error.to_string())?;
     }
     for before in rotation.retired {
-        // A guest that was given the key of now by hand does not know that it has followed another one.
+        // A guest that was given the current key by hand does not know that it replaces another one.
         if let Err(problem) = step(&mut caller, Step::Retire(before.fingerprint().to_string())).await {
             tracing::debug!(
                 vm = contact.vm.name,

@@ -1,6 +1,7 @@
-//! Serves the metrics over HTTP/1, on a unix socket or on TCP: of this program and of all guests (`/metrics`), of this program alone
-//! (`/host/metrics`), of one guest (`/guests/<VM>/metrics`), or of an exporter in it (`/guests/<VM>/<JOB>/metrics`, which Prometheus
-//! discovers by `/sd`); and whether the program works (`/healthz`), and knows its VMs and volumes (`/readyz`).
+//! Server for metrics over HTTP/1, on a unix socket or on TCP: of this program and of all guests (`/metrics`), of
+//! this program alone (`/host/metrics`), of one guest (`/guests/<VM>/metrics`), or of an exporter in it
+//! (`/guests/<VM>/<JOB>/metrics`, which Prometheus discovers by `/sd`). It also serves probes: liveness
+//! (`/healthz`), and whether the VMs and volumes are known (`/readyz`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,19 +21,19 @@ use super::metrics;
 use crate::metrics::exposition::{self, Format};
 use crate::transport::{BoxStream, http1, unix};
 
-/// Connections at a time; a further one is closed at once.
+/// Limit on connections; further ones are closed at once.
 const MAX_CLIENTS: u32 = 32;
-/// The longest a connection may live.
+/// Longest lifetime of a connection.
 const LIFETIME: Duration = Duration::from_secs(300);
-/// How long the fleet may take to count VMs.
+/// Timeout of the fleet for counting the VMs.
 const TO_COUNT: Duration = Duration::from_secs(1);
 
-/// Where Prometheus asks.
+/// Listener for requests of Prometheus.
 #[derive(Debug)]
 pub enum Listener {
-    /// A unix socket.
+    /// Unix socket.
     Unix(unix::Listener),
-    /// A TCP port; the caller sees to it that it is loopback's, or a pod's.
+    /// TCP port. The caller ensures that it is on the loopback interface or of a pod.
     Tcp(tokio::net::TcpListener),
 }
 
@@ -45,23 +46,23 @@ impl Listener {
     }
 }
 
-/// What is told of.
+/// Sources of the metrics.
 #[derive(Debug, Clone)]
 pub struct Subject {
-    /// Which VMs there are, and how.
+    /// Fleet, for the VMs and their state.
     fleet: Handle,
-    /// What room they have.
+    /// Volumes, for the space of their pools.
     volumes: Arc<dyn Volumes>,
-    /// What was counted.
+    /// Counters of the host half.
     half: Arc<Half>,
-    /// What guests measure, and their hypervisors.
+    /// Gatherer of metrics from guests and their hypervisors.
     gatherer: Gatherer,
-    /// What exporters in them do.
+    /// Exporters in guests.
     exporters: Exporters,
 }
 
 impl Subject {
-    /// The VMs of this fleet, what room they have, what was counted, exporters in their guests, and what their hypervisors measure.
+    /// Creates the sources of the metrics.
     pub fn new(
         fleet: Handle,
         volumes: Arc<dyn Volumes>,
@@ -74,7 +75,7 @@ impl Subject {
     }
 }
 
-/// Serves until `shutdown`.
+/// Serves metrics until `shutdown`.
 pub async fn run(listener: Listener, subject: Subject, shutdown: CancellationToken) {
     let clients = Clients::new("metrics", MAX_CLIENTS);
     loop {
@@ -99,7 +100,7 @@ async fn client(stream: BoxStream, subject: Subject) {
     }
 }
 
-/// What is asked for.
+/// Page that is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Page<'p> {
     All,
@@ -111,7 +112,7 @@ enum Page<'p> {
 }
 
 impl<'p> Page<'p> {
-    /// The one at this path.
+    /// Returns the page at this path.
     fn at(path: &'p str) -> Option<Self> {
         Some(match path {
             "/metrics" | "/" => Self::All,
@@ -124,10 +125,10 @@ impl<'p> Page<'p> {
     }
 }
 
-/// A status, a media type, and a text.
+/// Status, media type and body of a response.
 type Answer = (StatusCode, &'static str, String);
 
-/// What is said to people.
+/// Builds an answer with a text for people.
 fn words(status: StatusCode, words: &str) -> Answer {
     (status, Format::Text.media_type(), format!("{words}\n"))
 }
@@ -157,13 +158,14 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
     response
 }
 
-/// Refuses what needs the list of VMs until the backend has reported all of them: Prometheus is better told at once than kept waiting.
+/// Returns the refusal of a request that needs the list of VMs, while the backend has not reported all of them yet:
+/// Prometheus gets an answer at once instead of waiting for it.
 async fn too_early(fleet: &Handle) -> Option<Answer> {
     let late = tokio::time::timeout(TO_COUNT, fleet.tally()).await.is_err();
     late.then(|| words(StatusCode::SERVICE_UNAVAILABLE, "the list of VMs is not known yet"))
 }
 
-/// The exporters in guests as targets at the address at which this is asked.
+/// Lists the exporters in guests as targets, at the address from the request's `Host` header.
 async fn discovery(host: Option<&str>, subject: &Subject) -> Result<Answer, Stopped> {
     match host.filter(|host| host.parse::<http::uri::Authority>().is_ok()) {
         Some(host) => Ok((StatusCode::OK, "application/json", subject.exporters.discovery(host).await?)),
@@ -174,7 +176,7 @@ async fn discovery(host: Option<&str>, subject: &Subject) -> Result<Answer, Stop
     }
 }
 
-/// Metrics.
+/// Returns the metrics of a page: of the host half, of a VM, or of an exporter in a guest.
 async fn page_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<Answer, Stopped> {
     if let Some(text) = metrics_of(page, format, subject).await? {
         return Ok((StatusCode::OK, format.media_type(), text));
@@ -190,7 +192,7 @@ async fn page_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<An
     })
 }
 
-/// What Prometheus reads there; none if there is no such VM.
+/// Returns the metrics of the host half and of guests for this page; `None` if the VM does not exist.
 async fn metrics_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<Option<String>, Stopped> {
     let Subject { fleet, volumes, half, gatherer, .. } = subject;
     let guests: Vec<Guest> = match page {
@@ -213,7 +215,7 @@ async fn metrics_of(page: Page<'_>, format: Format, subject: &Subject) -> Result
     Ok(Some(text))
 }
 
-/// How the program is.
+/// Returns the health of the program, for liveness and readiness probes.
 async fn health(page: Page<'_>, Subject { fleet, volumes, .. }: &Subject) -> (StatusCode, String) {
     match tokio::time::timeout(TO_COUNT, fleet.tally()).await {
         Ok(Ok(_)) => match volumes.unread().filter(|_| page == Page::Ready) {
@@ -221,7 +223,7 @@ async fn health(page: Page<'_>, Subject { fleet, volumes, .. }: &Subject) -> (St
             Some(words) => (StatusCode::SERVICE_UNAVAILABLE, format!("{words}\n")),
         },
         Ok(Err(stopped)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
-        // The program is well all the same: to start it again would not help.
+        // The program itself is healthy, and a restart would not help.
         Err(_) if page == Page::Alive => (StatusCode::OK, "ok\n".to_owned()),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the list of VMs is not known yet\n".to_owned()),
     }

@@ -1,4 +1,4 @@
-//! The session with one VM's agent: when to dial, and what became of it.
+//! Session with the agent of one VM: decides when to dial, and reports the result.
 //!
 //! ```text
 //!                         ┌───────────── wait (backoff) ◀──────────────┐
@@ -12,8 +12,8 @@
 //!        └───────────── gone
 //! ```
 //!
-//! [`talk`](super::talk) holds the conversation itself. A session is one task, told of the VM through a
-//! watched [`Machine`]; what happens goes to the fleet as [`Report`]s.
+//! [`talk`](super::talk) holds the conversation itself. A session is one task. It learns the state of the VM from
+//! a watched [`Machine`], and sends [`Report`]s to the fleet.
 
 use std::time::Duration;
 
@@ -30,31 +30,31 @@ use super::trust::Trust;
 use crate::events::state::Excess;
 use crate::wire::proto::v1::PowerState;
 
-/// The wait before a refused guest is dialled again, or one whose session failed.
+/// Delay before a refused guest, or one whose session failed, is dialled again.
 pub const REFUSED_WAIT: Duration = Duration::from_secs(30);
-/// The session of one VM.
+/// Session with the guest of one VM.
 pub struct Session {
     contact: Contact,
     memory: Memory,
     machine: watch::Receiver<Machine>,
-    /// The machine as last acted upon.
+    /// State of the VM that was last acted upon.
     seen: Machine,
     notes: Notes,
     backoff: Backoff,
 }
 
-/// What makes a session drop what it does.
+/// Event that makes a session drop its current work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
     Off,
     Reset,
     Excess(Excess),
-    /// The VM runs, and did not before: only a wait is cut short.
+    /// The VM has started to run. This only cuts a wait short.
     Runs,
 }
 
 impl Session {
-    /// A session with the guest of `contact`; its reports bear the number `session`.
+    /// Creates a session with the guest of `contact`; its reports have the number `session`.
     pub fn new(
         session: u64,
         contact: Contact,
@@ -70,7 +70,7 @@ impl Session {
     /// Keeps the session until the future is dropped, which closes the connection at once.
     #[allow(clippy::manual_async_fn, reason = "an async function has room for its arguments twice")]
     pub fn run(mut self) -> impl Future<Output = ()> + Send {
-        // Boxed is what passes soon: the session lives for long.
+        // Short-lived futures are boxed, because the session itself is long-lived.
         async move {
             loop {
                 Box::pin(self.until_on()).await;
@@ -106,7 +106,7 @@ impl Session {
         self.notes.send(Report::Connecting(String::new())).await;
     }
 
-    /// Talks until the conversation ends by itself, or the VM ends it.
+    /// Holds a conversation until it ends by itself, or is cut because of the VM.
     async fn converse(&mut self) -> Result<Cut, End> {
         let (mut machine, mut seen) = (self.machine.clone(), self.seen);
         let cut = async {
@@ -129,7 +129,7 @@ impl Session {
         ended
     }
 
-    /// The conversation is over because of the VM.
+    /// Handles a conversation that was cut because of the VM.
     async fn cut(&mut self, cut: Cut) {
         let reason = match cut {
             Cut::Off => "the VM is off",
@@ -145,7 +145,7 @@ impl Session {
         }
     }
 
-    /// The conversation is over by itself: tells why, and returns how long to wait.
+    /// Handles the end of a conversation: reports the reason, and returns how long to wait before the next one.
     async fn ended(&mut self, end: End) -> Duration {
         let reason = text::chain(&end);
         let lasted = self.notes.closed(&reason).await;
@@ -161,7 +161,8 @@ impl Session {
                 if let Some((remedy, is_meant)) = loss.remedy() {
                     let remedy = remedy.to_owned();
                     self.notes.send(Report::NoVsock { reason, remedy, is_meant }).await;
-                    // The VM that can be reached is another one to the fleet, and gets another session.
+                    // A VM that can be reached later has other properties. To the fleet it is a new one, and gets another
+                    // session.
                     return Duration::MAX;
                 }
                 self.notes.send(Report::Connecting(reason)).await;
@@ -184,7 +185,7 @@ impl Session {
     }
 }
 
-/// People have said something about keys, and a guest that was refused may not be any more.
+/// Completes when an administrator has changed trusted keys, after which a refused guest may be accepted.
 async fn trust_changed(trust: Option<&Trust>) {
     match trust {
         Some(trust) => trust.changed().await,
@@ -192,7 +193,7 @@ async fn trust_changed(trust: Option<&Trust>) {
     }
 }
 
-/// The next thing about the VM that a session has to heed, compared with what it has `seen`.
+/// Returns the next change of the VM that the session has to react to, compared with what it has `seen`.
 async fn next_cut(machine: &mut watch::Receiver<Machine>, seen: &mut Machine) -> Cut {
     loop {
         if machine.changed().await.is_err() {

@@ -1,21 +1,21 @@
-//! How the settings are, as people are told. Who reads and applies them is the assembly.
+//! State of the settings, for display. The assembly reads and applies them.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-/// The settings in force, and what keeps newer ones from it.
+/// Settings in force, and any problem with newer ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
-    /// Their main file.
+    /// Main file of the settings.
     pub file: PathBuf,
-    /// Since when they are in force.
+    /// Time since which they are in force.
     pub since: SystemTime,
-    /// Why the newest are not, or what of them waits for a restart.
+    /// Reason why newer settings are not in force, or which of them take effect only after a restart.
     pub problem: Option<String>,
 }
 
 impl Standing {
-    /// In force from now on.
+    /// Creates the state of settings that are in force from now on.
     pub fn new(file: PathBuf) -> Self {
         Self { file, since: SystemTime::now(), problem: None }
     }

@@ -1,4 +1,4 @@
-//! One conversation with an agent, from the dial to its end.
+//! Conversation with an agent, from the dial to its end.
 //!
 //! ```text
 //!  dial ──stream──▶ GetInfo ──▶ UUID ──as expected──▶ WatchEvents ──AgentReady──▶ open ──event──▶ open
@@ -7,8 +7,8 @@
 //!                                 └─another──▶ refused ◀┴─held by another host half─────┘ more than allowed
 //! ```
 //!
-//! Every step has a deadline, every message a bound. The future owns the connection, on which the guest asks, too
-//! ([`callback`]): dropping it closes the stream at once.
+//! Every step has a deadline and every message a limit. The future owns the connection, which carries the guest's
+//! calls as well ([`callback`]): dropping it closes the stream at once.
 
 use std::convert::Infallible;
 use std::io::ErrorKind;
@@ -37,29 +37,29 @@ use crate::transport::http2;
 use crate::wire::codec::Raw;
 use crate::wire::proto::v1::{self, PowerState};
 
-/// How a guest's events are asked for.
+/// Method path for the stream of a guest's events.
 const WATCH_EVENTS: &str = "/guestlet.v1.Guest/WatchEvents";
-/// How long an agent may take to answer a call.
+/// Timeout of an agent for a call.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
-/// Heartbeats of an agent that does not say how often they come.
+/// Heartbeat interval of an agent that does not announce one.
 const USUAL_HEARTBEAT: Duration = Duration::from_secs(10);
-/// How long an answer that was received before the stream's end may take to be read.
+/// Time for reading an answer that was received before the end of the stream.
 const LEFTOVERS: Duration = Duration::from_secs(1);
 
-/// What a session knows from one conversation to the next.
+/// State that a session keeps from one conversation to the next.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// Where the events are to be resumed.
+    /// Position at which the events resume.
     pub order: Order,
-    /// What the guest speaks.
+    /// Speech of the guest, TLS or plain.
     pub speech: Speech,
 }
 
-/// Talks until the conversation ends. What happens goes to `notes`, and `machine` says whether the VM is paused: then its
-/// silence means nothing.
+/// Talks until the conversation ends. Reports go to `notes`; `machine` shows whether the VM is paused, in which
+/// case silence is no sign of a loss.
 ///
 /// # Errors
-/// Always, with what ended it.
+/// Always: the reason for the end.
 pub async fn talk(
     contact: &Contact,
     memory: &mut Memory,
@@ -89,19 +89,20 @@ pub async fn talk(
         }
     };
     if is_plain && !notes.is_open() {
-        // It may have been given keys since.
+        // The guest may have been given keys since.
         *speech = Speech::Secured;
     }
     gate.shut().map_or(end, |excess| Err(Refusal::from(excess).into()))
 }
 
-/// Whether the agent has only gone: TLS says more of a stream that ends without its farewell than people need to know.
+/// Returns whether the agent has only closed the connection. TLS reports a stream that ends without `close_notify`
+/// as an error, which would be confusing in messages.
 fn is_end(error: &http2::ClientError) -> bool {
     error.get_io().is_some_and(|error| error.kind() == ErrorKind::UnexpectedEof)
 }
 
-/// Makes the calls of a conversation, and answers those of the guest. What lasts as long as the conversation is kept small here, since
-/// there is one with each guest: what passes is boxed.
+/// Makes the calls of a conversation, and answers those of the guest. There is one such future for each guest, so
+/// it is kept small: short-lived parts are boxed.
 async fn calls(
     client: &http2::Client,
     contact: &Contact,
@@ -129,19 +130,19 @@ async fn calls(
     }
 }
 
-/// A conversation that is open.
+/// Open conversation.
 struct Opened {
-    /// After the first one.
+    /// Events after the first one.
     events: Streaming<Bytes>,
     patience: Duration,
-    /// It can be told where it runs.
+    /// True if the agent accepts the topology of its VM.
     is_told: bool,
     has_callback: bool,
-    /// It can be given health checks.
+    /// True if the agent makes health checks.
     has_checks: bool,
 }
 
-/// Opens a conversation, and tells that it is.
+/// Opens a conversation, and reports that it is open.
 async fn open(
     client: &http2::Client,
     channel: Channel,
@@ -163,7 +164,7 @@ async fn open(
     Ok(Opened { events, patience, is_told, has_callback, has_checks })
 }
 
-/// Learns who the guest is, and opens its events.
+/// Reads the guest's information, verifies its identity, and opens its event stream.
 async fn begin(
     client: &http2::Client,
     caller: &mut Caller,
@@ -209,7 +210,7 @@ async fn begin(
     Ok((info, events, first))
 }
 
-/// Opens the events, as their bytes: one that is larger than allowed is not to be decoded.
+/// Opens the event stream, as undecoded bytes: an event that is larger than allowed must not be decoded.
 async fn watch(
     client: &http2::Client,
     most: usize,
@@ -225,10 +226,10 @@ async fn watch(
         .into_inner())
 }
 
-/// Whether this is the guest that is expected: what is not told proves nothing.
+/// Checks that the guest's DMI UUID is the expected one. A guest that reports no UUID is not accepted as a match.
 ///
 /// # Errors
-/// If it is not.
+/// If it differs, or if only one of the guest and its VM has a UUID.
 pub fn check_dmi(found: &str, expected: &str) -> Result<(), Refusal> {
     match (found, expected) {
         (found, expected) if found == expected => Ok(()),
@@ -262,7 +263,7 @@ async fn listen(
     }
 }
 
-/// The next event; the wait begins anew whenever something becomes known of the VM.
+/// Returns the next event. The timeout begins anew whenever the state of the VM changes.
 async fn next(
     events: &mut Streaming<Bytes>,
     patience: Duration,
@@ -278,7 +279,7 @@ async fn next(
     }
 }
 
-/// How long an agent may be silent.
+/// Returns how long an agent may be silent: 2.5 heartbeats.
 fn patience(heartbeat_seconds: u32) -> Duration {
     let interval = match heartbeat_seconds {
         0 => USUAL_HEARTBEAT,

@@ -1,4 +1,4 @@
-//! Words of a guest, made fit for tables and logs: bounded, and without anything that steers a terminal.
+//! Cleaning of texts from guests for tables and logs: bounded in length, and without terminal control characters.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -22,17 +22,17 @@ const MAX_LISTED: usize = 64;
 /// The year 10000 in seconds since 1970: later times cannot be written as RFC 3339 has it.
 const YEAR_10000: i64 = 253_402_300_800;
 
-/// Replaces what is not visible and cuts what is too long.
+/// Replaces invisible characters, and cuts a text that is too long.
 pub fn clean(text: &str) -> String {
     clean_to(text, MAX_TEXT)
 }
 
-/// The same of an explanation, which may be longer: it may name all that is in the way of something.
+/// Cleans an explanation, which may be longer, because it may list everything that is in the way.
 pub fn clean_words(text: &str) -> String {
     clean_to(text, MAX_WORDS)
 }
 
-/// The same of lines that somebody has logged: line feeds stay, and tabulators become spaces.
+/// Cleans lines of a log: line feeds are kept, and tabs become spaces.
 pub fn clean_lines(text: &str) -> String {
     let line = |line: &str| clean_to(&line.replace('\t', " "), MAX_LINE);
     text.split('\n').map(line).collect::<Vec<_>>().join("\n")
@@ -44,20 +44,20 @@ fn clean_to(text: &str, most: usize) -> String {
     if text.chars().nth(most).is_some() {
         cleaned.push('…');
     }
-    // It may be kept for long.
+    // The text may be kept for long, so it should not hold unused memory.
     cleaned.shrink_to_fit();
     cleaned
 }
 
-/// A line of JSON from a guest, without its end; what is not visible in its strings is written as JSON can write it. None if it
-/// is no JSON. The byte 0xFF, with which QGA begins some answers, is taken off.
+/// Cleans a line of JSON from a guest, without its line end. Invisible characters in strings are written as JSON
+/// escapes. Returns `None` if the line is not JSON. The byte 0xFF, with which QGA begins some answers, is removed.
 pub fn clean_json(line: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(line.strip_prefix(b"\xff").unwrap_or(line)).ok()?;
     serde_json::from_str::<serde::de::IgnoredAny>(text).ok()?;
     let mut cleaned = String::with_capacity(text.len());
     for one in text.trim_end().chars() {
         match one {
-            // Between tokens: in strings they are not allowed.
+            // These occur only between tokens, because JSON does not allow them in strings.
             '\n' | '\r' | '\t' => cleaned.push(' '),
             one if is_hidden(one) => {
                 for unit in one.encode_utf16(&mut [0; 2]) {
@@ -71,20 +71,20 @@ pub fn clean_json(line: &[u8]) -> Option<String> {
     Some(cleaned)
 }
 
-/// Control characters, and those that reorder or hide the text around them.
+/// Returns whether a character is a control character, or reorders or hides the text around it.
 fn is_hidden(one: char) -> bool {
     one.is_control()
         || matches!(one, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// What a guest says of itself, cleaned.
+/// Cleans the information that a guest gives about itself.
 pub fn clean_info(mut info: v1::GuestInfo) -> v1::GuestInfo {
     info.clean();
     info.dmi_uuid = info.dmi_uuid.to_lowercase();
     info
 }
 
-/// Cleans an event of a guest where it is. Lists without a limit of their own are cut to what is shown.
+/// Cleans an event of a guest in place. Lists without a configured limit are cut to the length that is displayed.
 pub fn clean_event(event: &mut v1::Event) {
     event.time = event.time.filter(can_be_written);
     let Some(kind) = &mut event.kind else { return };
@@ -93,18 +93,18 @@ pub fn clean_event(event: &mut v1::Event) {
         && let Some(freeze) = &mut state.freeze
     {
         freeze.since = freeze.since.filter(can_be_written);
-        // A time that cannot be written is an end all the same.
+        // A time that cannot be written still means that the freeze has ended.
         freeze.ended =
             freeze.ended.map(|ended| if can_be_written(&ended) { ended } else { Timestamp::default() });
     }
 }
 
-/// Whether a guest's time is one that can be written as RFC 3339 has it.
+/// Returns whether a time from a guest can be written in the format of RFC 3339.
 pub fn can_be_written(time: &Timestamp) -> bool {
     (0..YEAR_10000).contains(&time.seconds) && (0..1_000_000_000).contains(&time.nanos)
 }
 
-/// Cleans a text where it is: most of them have nothing to be cleaned.
+/// Cleans a text in place; most texts need no change.
 fn tidy(text: &mut String) {
     let is_short = text.len() <= MAX_TEXT || text.chars().nth(MAX_TEXT).is_none();
     if is_short && !text.chars().any(is_hidden) {
@@ -118,7 +118,7 @@ fn tidy_all<'t>(texts: impl IntoIterator<Item = &'t mut String>) {
     texts.into_iter().for_each(tidy);
 }
 
-/// Cuts a list, and gives back what the rest of it took.
+/// Cuts a list, and frees the memory of the rest.
 fn cut<T>(list: &mut Vec<T>, most: usize) {
     list.truncate(most);
     list.shrink_to_fit();
@@ -134,13 +134,13 @@ fn clean_labels(labels: &mut HashMap<String, String>) {
     *labels = all.map(|(key, value)| (clean(&key), clean(&value))).collect();
 }
 
-/// A message of a guest whose texts are bounded and visible afterwards.
+/// Message of a guest that can be cleaned.
 trait Clean {
-    /// Cleans it where it is.
+    /// Cleans the message in place.
     fn clean(&mut self);
 }
 
-/// Cleans a field. Lists whose length the settings limit are whole: longer ones are not even decoded.
+/// Cleans a field. Lists with a configured limit are not cut, because longer ones are not even decoded.
 macro_rules! clean {
     ($field:expr, text, $list:ident) => {
         tidy(&mut $field)
@@ -189,7 +189,7 @@ macro_rules! of_events {
 
 event_kinds!(of_events);
 
-/// An error and what it came from, in one line, cleaned.
+/// Joins an error and its sources into one cleaned line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     clean(&error_chain::words(error))
 }

@@ -1,6 +1,7 @@
-//! Tells guests where they run: at each connect, and at each change while a session lasts.
+//! Sends guests the topology of their VMs: when a session begins, and at each change while it lasts.
 //!
-//! The backend says it of each VM; the fleet keeps it in a watch beside the session, so that a change ends none.
+//! The backend reports the topology of each VM. The fleet keeps it in a watch beside the session, so that a change
+//! does not end the session.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,20 +16,21 @@ use super::report::{Report, Teller};
 use super::text;
 use crate::wire::proto::v1;
 
-/// The capability of an agent that can be told.
+/// Capability that an agent reports if it accepts the topology of its VM.
 const CAPABILITY: &str = "topology";
-/// How long an agent may take to take it.
+/// Timeout of an agent for accepting the topology.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Between two tries, at first and at most.
+/// First and longest delay between two attempts.
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(30);
 
-/// Whether an agent that can do these can be told.
+/// Returns whether an agent with these capabilities accepts the topology of its VM.
 pub fn is_able(capabilities: &[String]) -> bool {
     capabilities.iter().any(|capability| capability == CAPABILITY)
 }
 
-/// Tells the guest for as long as the session lasts, if it is `able` to be told.
+/// Sends the topology to the guest, and again at each change while the session lasts, if the agent is `able` to
+/// accept it.
 pub async fn keep(caller: &Caller, contact: &Contact, able: bool, teller: &Teller) -> Infallible {
     let mut told = contact.topology.clone();
     let mut again = AGAIN;
@@ -37,7 +39,7 @@ pub async fn keep(caller: &Caller, contact: &Contact, able: bool, teller: &Telle
         let mut wait = None;
         if let Some(topology) = topology {
             let outcome = if able {
-                // Boxed, because the session lives for long, and the call does not.
+                // Boxed, because the session is long-lived and the call is not.
                 let (outcome, passes) = Box::pin(tell(caller.clone(), contact, topology)).await;
                 if passes {
                     wait = Some(again);
@@ -60,7 +62,7 @@ pub async fn keep(caller: &Caller, contact: &Contact, able: bool, teller: &Telle
     }
 }
 
-/// Tells it once; whether it makes sense to try again.
+/// Sends the topology once. Returns the result, and whether another attempt makes sense.
 async fn tell(mut caller: Caller, contact: &Contact, topology: Arc<Topology>) -> (Outcome, bool) {
     let request = v1::SetTopologyRequest {
         host_instance_id: contact.half.host.instance_id.clone(),
@@ -69,7 +71,7 @@ async fn tell(mut caller: Caller, contact: &Contact, topology: Arc<Topology>) ->
     match tokio::time::timeout(DEADLINE, caller.set_topology(request)).await {
         Ok(Ok(_)) => (Outcome::Acknowledged(topology), false),
         Ok(Err(status)) => {
-            // The settings of a guest change with a restart of its agent.
+            // These errors last: the settings of a guest change only with a restart of its agent, which ends the session.
             let lasts = [Code::InvalidArgument, Code::Unimplemented, Code::PermissionDenied];
             let passes = !lasts.contains(&status.code());
             (

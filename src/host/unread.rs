@@ -1,11 +1,12 @@
-//! Answers that a guest asked for and does not take.
+//! Answers that a guest has requested but does not read.
 //!
-//! HTTP/2 lets a peer withhold the room for what it is sent: then nothing waits in the stream below, where
-//! [`metered`](super::metered) would see it, and its calls stay open for ever. So the body that carries the answers (that of the
-//! callback) tells when it is asked for its next part, which happens once the guest has made room.
+//! An HTTP/2 peer can withhold flow-control window for data sent to it. Nothing then waits in the stream below,
+//! where [`metered`](super::metered) would notice it, and the calls stay open forever. Therefore the body that
+//! carries the answers (that of the callback) records when it is polled for its next part, which happens once the
+//! guest has opened the window.
 //!
 //! ```text
-//!  answer ──▶ waits ──all of it taken──▶ (gone)
+//!  answer ──▶ waits ──all of it taken──▶ (done)
 //!              ▲ │
 //!         a part │ taken, and there is no next one yet
 //!              │ ▼
@@ -24,30 +25,30 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
-/// The answers to one guest that wait for it.
+/// Answers to one guest that wait for it.
 #[derive(Debug)]
 pub struct Unread {
-    /// How long one may.
+    /// Time for which an answer may wait.
     longest: Duration,
     waiting: Mutex<Waiting>,
-    /// One waits, and none did.
+    /// Notified when an answer begins to wait and no other does.
     begun: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Since when, by the number of the answer.
+    /// Time since which each answer has waited, by its number.
     since: BTreeMap<u64, Instant>,
     answers: u64,
 }
 
 impl Unread {
-    /// None waits; each may as long as that.
+    /// Creates an empty set; each answer may wait for this time.
     pub fn new(longest: Duration) -> Self {
         Self { longest, waiting: Mutex::default(), begun: Notify::new() }
     }
 
-    /// The same body, which waits for the guest from now on.
+    /// Wraps a body, which waits for the guest from now on.
     pub fn watch(self: &Arc<Self>, body: Body) -> Body {
         let number = {
             let mut waiting = self.waiting();
@@ -58,7 +59,7 @@ impl Unread {
         Body::new(Answer { body, number, unread: Arc::clone(self) })
     }
 
-    /// Completes when one has waited for longer than it may.
+    /// Completes when an answer has waited for longer than allowed.
     pub async fn too_long(&self) {
         loop {
             let oldest = self.waiting().since.values().min().copied();
@@ -82,18 +83,18 @@ impl Unread {
         let mut waiting = self.waiting();
         waiting.since.remove(&number);
         if waiting.since.is_empty() {
-            // An empty one keeps its room, and there is one for each guest.
+            // An empty map keeps its memory, and there is one for each guest, so it is replaced.
             waiting.since = BTreeMap::new();
         }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A panic under the lock cannot leave the map half changed.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The body of one answer.
+/// Body of one answer.
 struct Answer {
     body: Body,
     number: u64,

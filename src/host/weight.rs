@@ -1,10 +1,10 @@
-//! How many bytes of memory an event takes where it waits for those who watch. Pure.
+//! Memory that an event takes, in bytes, while it waits for watchers. Pure.
 
 use crate::events;
 use crate::wire::heap::Heap;
 use crate::wire::proto::v1::{self, virtual_machine_event::Kind};
 
-/// The most that one event may take where it waits for those who watch.
+/// Limit on the bytes of an event while it waits for watchers.
 pub const LARGEST_EVENT: usize = 32 * 1024;
 impl Heap for v1::VirtualMachineEvent {
     fn heap(&self) -> usize {
@@ -21,7 +21,7 @@ impl Heap for v1::VirtualMachineEvent {
     }
 }
 
-/// Leaves out of an event what makes it too large for those who watch; what it made of the state is known already.
+/// Removes the parts of an event that make it too large for watchers. Their effect on the state is already known.
 pub fn slim(event: &mut v1::Event) {
     if let Some(kind) = event.kind.as_mut().filter(|kind| kind.heap() > LARGEST_EVENT) {
         events::happening_mut(kind).slim(LARGEST_EVENT);

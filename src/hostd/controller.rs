@@ -1,9 +1,9 @@
-//! What the controller role is made of.
+//! Parts of the controller role.
 //!
 //! ```text
-//!  VMs of the cluster ──▶ Remote ◀── Keeper ──▶ Claims          of each replica: it knows what there is,
-//!            └──────────▶ Registry   api                        and says so
-//!  Lease ──leads──▶ repair, nodes                               of the one that leads: it does something
+//!  VMs of the cluster ──▶ Remote ◀── Keeper ──▶ Claims          on each replica: these only read
+//!            └──────────▶ Registry   api                        and report
+//!  Lease ──leads──▶ repair, nodes                               on the leader only: these make changes
 //! ```
 
 use std::net::{IpAddr, SocketAddr};
@@ -48,27 +48,27 @@ use crate::kubernetes::standing::Teller;
 use crate::supervise::{self, Supervisor};
 use crate::sys::{descriptor, tcp};
 
-/// When the CA is asked for again.
+/// Pause before the CA is requested again.
 const AGAIN: Duration = Duration::from_secs(2);
-/// What was heard of VMs and waits to be told to clusters.
+/// Facts about VMs that may wait to be passed to clusters.
 const FACTS: usize = 256;
-/// How long the Lease may take to be given back.
+/// Timeout for the release of the Lease.
 const RELEASE: Duration = Duration::from_secs(3);
 
-/// Which cluster, and where nodes reach this replica.
+/// Cluster of a controller, and the address at which nodes reach this replica.
 #[derive(Debug, Clone)]
 pub struct ControllerOptions {
-    /// Says where the API server is and who asks it; without one, what a pod is told.
+    /// Configuration with the API server and credentials; without one, the service account of a pod is used.
     pub kubeconfig: Option<PathBuf>,
-    /// The namespace of guestlet's own objects.
+    /// Namespace of guestlet's own objects.
     pub namespace: String,
-    /// The name of this replica: that of its pod.
+    /// Name of this replica: that of its pod.
     pub name: String,
-    /// Its address, for nodes.
+    /// Address of this replica, for nodes.
     pub address: IpAddr,
 }
 
-/// What Prometheus is told: of the controller itself, as its VMs are those of the nodes.
+/// Returns what is reported to Prometheus: the controller itself, because its VMs are reported by the nodes.
 fn subject(fleet: &Handle, volumes: &Arc<dyn Volumes>, half: &Arc<Half>) -> scrape::Subject {
     let exporters = Exporters::none(fleet, half);
     let meters = Arc::new(meters::Unasked);
@@ -161,7 +161,7 @@ pub(super) async fn assemble(
             consoles: console::Desk::new(Arc::new(Elsewhere), Arc::clone(&half)),
             half,
             settings: followed.standing,
-            // It is in no place: its VMs are.
+            // The controller has no place of its own; its VMs have.
             topology: watch::channel(Arc::new(Topology::default())).1,
             backend: Standing { problems: told, ..Standing::default() },
             desks: Desks::default(),
@@ -169,7 +169,7 @@ pub(super) async fn assemble(
             listed: None,
         };
         let lead = async {
-            // People are answered meanwhile, as far as that can be.
+            // Requests of people are answered meanwhile, as far as possible.
             match shutdown.run_until_cancelled(claims.read_all()).await {
                 None => Ok(()),
                 Some(()) => replica.lead(keeper, &fence, shutdown.clone()).await,
@@ -184,7 +184,7 @@ pub(super) async fn assemble(
     Ok(())
 }
 
-/// What answers guests about their clusters, on a thread of its own.
+/// Starts the registry, which answers guests about their clusters, on a thread of its own.
 fn tell_clusters(supervisor: &mut Supervisor, parts: remote::Parts) -> cloud::Handle {
     let (registry, handle) = Registry::new(parts);
     let shutdown = supervisor.shutdown();
@@ -194,25 +194,25 @@ fn tell_clusters(supervisor: &mut Supervisor, parts: remote::Parts) -> cloud::Ha
     handle
 }
 
-/// One of the replicas, of which one leads.
+/// Replica of the controller; one of them leads.
 struct Replica {
     candidate: Candidate,
-    /// Is told why it cannot begin.
+    /// Receives the reason why the replica cannot start.
     teller: Teller,
     cluster: Cluster,
     namespace: String,
-    /// Where nodes reach it.
+    /// Address at which nodes reach the replica.
     address: SocketAddr,
     listener: TcpListener,
     nodes: Nodes,
     half: Arc<Half>,
     options: watch::Receiver<Options>,
-    /// Answers guests about their clusters.
+    /// Handle of the registry, which answers guests about their clusters.
     cloud: cloud::Handle,
 }
 
 impl Replica {
-    /// The CA of the controllers, as soon as the API server says it.
+    /// Returns the CA of the controllers, once the API server is reachable.
     async fn authority(&self) -> Result<Ca, CaError> {
         loop {
             match Ca::load_or_make(&self.cluster.client(), &self.namespace).await {
@@ -228,10 +228,10 @@ impl Replica {
         }
     }
 
-    /// Leads as soon as it may, until `shutdown`.
+    /// Leads as soon as possible, until `shutdown`.
     ///
     /// # Errors
-    /// If it may no more: whoever leads then must be the only one.
+    /// Fails if this replica may no longer lead, so that the next leader is the only one.
     async fn lead(self, keeper: Keeper, fence: &Fence, shutdown: CancellationToken) -> anyhow::Result<()> {
         let beginning = async {
             let ca = Arc::new(self.authority().await?);
@@ -266,7 +266,7 @@ impl Replica {
         };
         if outcome.is_ok() {
             fence.close().await;
-            // Without it the next one waits until the Lease has expired.
+            // Without the release, the next leader has to wait until the Lease has expired.
             drop(tokio::time::timeout(RELEASE, leading.release()).await);
         }
         outcome

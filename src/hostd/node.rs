@@ -1,4 +1,4 @@
-//! What the node role of a Kubernetes cluster is made of, beside what all roles share.
+//! Parts of the node role of a Kubernetes cluster, in addition to those that all roles share.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,30 +18,30 @@ use crate::host::place::Topology;
 use crate::host::relay::{self, Link, Relay};
 use crate::kubernetes::connect;
 
-/// Which node, and how its cluster is reached.
+/// Node, and access to its cluster.
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
-    /// Says where the API server is and who asks it; without one, what a pod is told.
+    /// Configuration with the API server and credentials; without one, the service account of a pod is used.
     pub kubeconfig: Option<PathBuf>,
-    /// The name of the Node.
+    /// Name of the Node.
     pub name: String,
-    /// The namespace of guestlet's own objects.
+    /// Namespace of guestlet's own objects.
     pub namespace: String,
-    /// The file of the token by which the controller knows the node.
+    /// File with the token by which the controller identifies the node.
     pub token: PathBuf,
 }
 
-/// The parts of a node.
+/// Parts of a node.
 pub struct Node {
-    /// The backend.
+    /// Kind of the backend.
     pub kind: Kind,
-    /// Where the node is.
+    /// Topology of the node.
     pub topology: watch::Receiver<Arc<Topology>>,
-    /// How the backend is.
+    /// State of the backend.
     pub standing: Standing,
-    /// Which VMs have changed, for the writer.
+    /// VMs that have changed, for the writer.
     pub changed: Arc<Changed>,
-    /// Whose VMs they are, for the writer.
+    /// VirtualMachineInstances of the reported VMs, for the writer.
     roster: Arc<Roster>,
     problems: watch::Sender<Problems>,
     options: watch::Receiver<Options>,
@@ -51,15 +51,15 @@ pub struct Node {
 }
 
 impl Node {
-    /// Those of a node with these settings.
+    /// Builds the parts of a node with these settings.
     ///
     /// # Errors
-    /// If it is not known how to reach the cluster.
+    /// Fails if no access to the cluster is configured.
     pub async fn new(node: &NodeOptions, options: watch::Receiver<Options>) -> anyhow::Result<Self> {
         let cluster = connect::config(node.kubeconfig.as_deref()).await;
         let cluster = cluster.context("cannot access the Kubernetes API")?;
         tracing::info!(node = node.name, server = %cluster.cluster_url, "the VMs of a node");
-        // Nothing is known of it before the API has told.
+        // The topology is unknown until the API has reported it.
         let nowhere = Topology { host: node.name.clone(), ..Topology::default() };
         let (place, topology) = watch::channel(Arc::new(nowhere));
         let (problems, told) = watch::channel(Problems::new());
@@ -81,7 +81,8 @@ impl Node {
         Ok(Self { kind, topology, standing, changed, roster, problems, options, cluster, namespace, token })
     }
 
-    /// What runs beside the sessions, and who hands the calls of guests on to the controller.
+    /// Returns the tasks that run in addition to the sessions, and the relay of the guests' calls to the
+    /// controller.
     pub fn beside(&self, fleet: &Handle, half: &Arc<Half>) -> (Vec<(&'static str, Work)>, Relay) {
         let telling = self.write(fleet.clone(), Arc::clone(half));
         let (link, relay) = self.link(fleet.clone(), Arc::clone(half));
@@ -94,7 +95,7 @@ impl Node {
         (work, relay)
     }
 
-    /// Writes what the cluster sees of the guests, until it is dropped.
+    /// Writes the guests' objects in the cluster, until the future is dropped.
     fn write(&self, fleet: Handle, half: Arc<Half>) -> impl Future<Output = ()> + Send + use<> {
         let writer = Writer {
             node: self.standing.node.clone(),
@@ -107,7 +108,7 @@ impl Node {
         writer.run(self.cluster.clone())
     }
 
-    /// The connection with the controller, and who hands the calls of guests on by it.
+    /// Builds the connection to the controller, and the relay that sends the calls of guests over it.
     fn link(&self, fleet: Handle, half: Arc<Half>) -> (Link, Relay) {
         let teller = "guestlet's controller cannot be reached; volumes are neither plugged nor unplugged";
         Link::new(relay::Site {

@@ -1,12 +1,13 @@
-//! The settings while the host half runs: edited files are read again, and what is good is put in force.
+//! Reload of the settings while the host half runs: edited files are read again, and valid settings are
+//! applied.
 //!
 //! ```text
 //!  a file changes ──▶ wait until it is quiet ──▶ read, check ──good──▶ in force ──▶ backend ──▶ fleet
-//!        ▲                                           └──wrong──▶ the old ones stay; people are told why
+//!        ▲                                           └──wrong──▶ the old ones stay; the reason is reported
 //!        └─────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! `parts` has what they come to for each part of the host half.
+//! `parts` derives from them what each part of the host half needs.
 
 mod parts;
 
@@ -38,17 +39,17 @@ use parts::{cloud_of, jobs_of, machines, policies_of, pools_of, topology};
 #[cfg(feature = "kubevirt")]
 use parts::{controller_of, node_of};
 
-/// Editors write a file in several steps: it is read when nothing has happened for this long.
+/// Quiet time after the last change before files are read, because editors write a file in several steps.
 const QUIET: Duration = Duration::from_millis(100);
-/// It is read after this long in any case.
+/// Longest wait before changed files are read.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often files are looked at where the kernel cannot tell when they change.
+/// Interval at which files are checked where the kernel cannot report changes.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// Reads edited settings and puts them in force.
+/// Reads changed settings and applies them.
 pub struct Reloader {
     options: Options,
-    /// Those in force, but for what needs a restart.
+    /// Settings in force, apart from those that need a restart.
     current: HostSettings,
     machines: watch::Sender<Vec<qemu::Machine>>,
     pools: watch::Sender<Vec<pools::Pool>>,
@@ -67,37 +68,37 @@ pub struct Reloader {
     listener: Listener,
 }
 
-/// What others learn of the settings.
+/// Receivers of the settings for the other parts.
 pub struct Followed {
-    /// The VMs.
+    /// Virtual machines.
     pub machines: watch::Receiver<Vec<qemu::Machine>>,
-    /// The pools.
+    /// Storage pools.
     pub pools: watch::Receiver<Vec<pools::Pool>>,
-    /// What clusters may.
+    /// Policies of clusters for volumes.
     pub policies: watch::Receiver<Policies>,
-    /// What they may have of load balancers.
+    /// Settings of clusters for load balancers.
     pub cloud: watch::Receiver<Arc<cloud::Settings>>,
-    /// Where this host is.
+    /// Topology of this host.
     pub topology: watch::Receiver<Arc<Topology>>,
-    /// What holds for all VMs of a node.
+    /// Options for all VMs of a node.
     #[cfg(feature = "kubevirt")]
     pub node: watch::Receiver<node::Options>,
-    /// What holds for all VMs of a cluster.
+    /// Options for all VMs of a cluster.
     #[cfg(feature = "kubevirt")]
     pub controller: watch::Receiver<controller::Options>,
-    /// Who may ask for what.
+    /// Rules of access for the callers of the host half.
     pub access: watch::Receiver<Arc<Rules>>,
-    /// What is fetched from exporters in guests.
+    /// Exporters in guests that are scraped.
     pub exporters: watch::Receiver<Jobs>,
-    /// How the settings are.
+    /// State of the settings: the problems with them.
     pub standing: watch::Receiver<Standing>,
 }
 
 impl Reloader {
-    /// Begins to watch the files of `options`, of which `current` was read.
+    /// Starts to watch the files of `options`, from which `current` was read.
     ///
     /// # Errors
-    /// If the kernel does not let them be watched.
+    /// Fails if the kernel does not permit watching them.
     pub fn new(options: Options, current: HostSettings) -> anyhow::Result<(Self, Followed)> {
         let (machines, followed_machines) = watch::channel(machines(&current));
         let (pools, followed_pools) = watch::channel(pools_of(&current));
@@ -154,7 +155,7 @@ impl Reloader {
         Ok((reloader, followed))
     }
 
-    /// Reloads until `shutdown`.
+    /// Reloads the settings until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
         self.warn_of_unknown_names().await;
         loop {
@@ -176,7 +177,7 @@ impl Reloader {
         }
     }
 
-    /// Names of rules that nobody has may be mistakes, or those of users to be.
+    /// Warns of unknown names in rules: they may be mistakes, or those of future users.
     async fn warn_of_unknown_names(&self) {
         let rules = Arc::clone(&self.access.borrow());
         for name in peer::unknown_names(&rules).await {
@@ -184,14 +185,15 @@ impl Reloader {
         }
     }
 
-    /// Watches the folder of the main file, where an editor renames the new one to it, and the drop-ins'.
+    /// Watches the directory of the main file, because editors replace the file by a rename, and that of the
+    /// drop-ins.
     fn watch(&mut self) -> anyhow::Result<()> {
         let folders = [folder(&self.options.file), self.options.file.with_extension("d")];
         let watch = |watcher: &mut dyn Watcher| {
             for folder in &folders {
                 match watcher.watch(folder, RecursiveMode::NonRecursive) {
                     Err(error) if matches!(error.kind, ErrorKind::MaxFilesWatch) => return Err(error),
-                    // A folder that is not there is seen when it comes: the drop-ins' is in the other one.
+                    // A missing directory is noticed when it appears: that of the drop-ins is inside the other one.
                     Err(error) => tracing::debug!(%error, folder = %folder.display(), "not watched"),
                     Ok(()) => {}
                 }
@@ -230,7 +232,7 @@ impl Reloader {
                     let cloud = Arc::new(cloud_of(&new));
                     self.cloud
                         .send_if_modified(|before| std::mem::replace(before, Arc::clone(&cloud)) != cloud);
-                    // A host that is only somewhere else has the same VMs.
+                    // A host of which only the location has changed still has the same VMs.
                     if (&new.vms, &new.limits) != (&self.current.vms, &self.current.limits) {
                         self.machines.send_replace(machines(&new));
                     }
@@ -265,7 +267,7 @@ impl Reloader {
     }
 }
 
-/// Told what happens to files.
+/// Receiver of events about files.
 #[derive(Clone)]
 struct Listener {
     ours: Ours,
@@ -275,14 +277,14 @@ struct Listener {
 impl notify::EventHandler for Listener {
     fn handle_event(&mut self, event: notify::Result<notify::Event>) {
         if event.map_or(true, |event| self.ours.concerns(&event)) {
-            // One that waits already stands for this one too.
+            // A change that is already queued covers this one.
             let _ = self.change.try_send(());
         }
     }
 }
 
 impl Listener {
-    /// Looks at the files now and then, as the kernel has no room to tell of them.
+    /// Polls the files at an interval, because the kernel has no resources for watches.
     fn look(&self, problem: &notify::Error) -> anyhow::Result<PollWatcher> {
         let seconds = LOOK_AGAIN.as_secs();
         tracing::warn!(
@@ -295,7 +297,7 @@ impl Listener {
     }
 }
 
-/// Which files the settings are in.
+/// Names of the files that contain the settings.
 #[derive(Clone)]
 struct Ours {
     file: Option<OsString>,
@@ -308,7 +310,8 @@ impl Ours {
         Self { file: name(file), drop_ins: name(&file.with_extension("d")) }
     }
 
-    /// Whether the settings may be others now. An event without a path says that some were lost.
+    /// Returns whether an event may have changed the settings. An event without a path reports that events were
+    /// lost.
     fn concerns(&self, event: &notify::Event) -> bool {
         if matches!(event.kind, EventKind::Access(_)) {
             return false;
@@ -319,14 +322,14 @@ impl Ours {
             name == self.file.as_deref()
                 || name == self.drop_ins.as_deref()
                 || folder == self.drop_ins.as_deref()
-                // The link that Kubernetes moves when it changes a mounted ConfigMap.
+                // Kubernetes replaces this link when it changes a mounted ConfigMap.
                 || name == Some("..data".as_ref())
         };
         event.paths.is_empty() || event.paths.iter().any(ours)
     }
 }
 
-/// What of `new` cannot be put in force while the program runs.
+/// Describes the changes in `new` that need a restart; `None` if there are none.
 fn waits_for_restart(current: &HostSettings, new: &HostSettings) -> Option<String> {
     let changed = [
         ("socket", new.socket != current.socket),

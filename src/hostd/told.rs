@@ -1,4 +1,4 @@
-//! Who is told how the program is: Prometheus, systemd, and the audit file.
+//! Reports on the state of the program: to Prometheus, to systemd, and about audit records.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::host::scrape;
 use crate::supervise::Supervisor;
 use crate::sys::tcp;
 
-/// Has it told how the program is: to Prometheus, to systemd, and of its audit records.
+/// Starts the tasks that report to Prometheus and to systemd, and that report missing audit records.
 pub(super) fn watch_over(
     supervisor: &mut Supervisor,
     metrics: Vec<scrape::Listener>,
@@ -28,7 +28,7 @@ pub(super) fn watch_over(
     supervisor.spawn("systemd", notify(fleet, shutdown));
 }
 
-/// Makes the socket of the metrics, and their TCP port if there is to be one.
+/// Binds the socket for metrics, and their TCP port if one is configured.
 pub(super) fn listen_for_metrics(settings: &HostSettings) -> anyhow::Result<Vec<scrape::Listener>> {
     let mut listeners = vec![scrape::Listener::Unix(listen(&settings.metrics_socket)?)];
     if let Some(address) = settings.metrics {

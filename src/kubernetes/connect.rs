@@ -1,4 +1,4 @@
-//! How a program of guestlet reaches the API server of a cluster.
+//! Connection of guestlet's programs to the API server of a cluster.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use kube::Config;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 
-/// How long a connection may be silent. A watch is, for as long as nothing happens, and the server ends it sooner.
+/// Read timeout of a connection. A watch is silent while nothing happens, but the server ends it before this time.
 const SILENCE: Duration = Duration::from_secs(310);
 
-/// Why it is not known how to reach it.
+/// Reason why the API server's address or credentials are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// This is no pod that may ask it.
+    /// This is not a pod with a service account.
     #[error("this is not a pod with a service account; outside a pod, name a kubeconfig with --kubeconfig")]
     InCluster(#[from] InClusterError),
     /// The kubeconfig cannot be used.
@@ -20,13 +20,14 @@ pub enum Error {
     Kubeconfig(String, #[source] Box<KubeconfigError>),
 }
 
-/// Where the API server is and who asks it: as this kubeconfig says, or as a pod is told. A pod's token is read again
-/// while it is used, because it expires.
+/// Returns the API server's address and the credentials: from this kubeconfig, or from the pod's service account.
+/// The token of a pod expires, so it is read again while it is used.
 ///
 /// # Errors
-/// If neither says it.
+/// If the kubeconfig cannot be used, or without one, if this is not a pod with a service account.
 pub async fn config(kubeconfig: Option<&Path>) -> Result<Config, Error> {
-    // Without a word kube would take whichever the program is built with, and panic where there are two.
+    // Without an explicit choice, kube would take the provider that the program is built with, and panic if there are
+    // two.
     drop(rustls::crypto::ring::default_provider().install_default());
     let mut config = match kubeconfig {
         None => Config::incluster()?,

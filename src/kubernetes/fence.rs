@@ -1,19 +1,19 @@
-//! What keeps a program that does not lead, or does not any more, from changing anything in the cluster.
+//! Fence that keeps a program from changing anything in the cluster while it does not lead, or no longer leads.
 //!
-//! Every change goes through [`Fence::change`]. One that is under way ends when the time is over for which this program is
-//! known to lead, and [`Fence::close`] waits for it.
+//! Every change goes through [`Fence::change`]. A change in progress is aborted at the end of the time for which
+//! this program is known to lead, and [`Fence::close`] waits for it.
 
 use std::sync::Arc;
 
 use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
 
-/// Why a change was not made, or may not have been.
+/// Reason why a change was not made, or may not have been completed.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("this replica of the controller is not the leader")]
 pub struct Closed;
 
-/// Until when this program may change things; clones share it.
+/// Deadline until which this program may change things; clones share it.
 #[derive(Debug, Clone)]
 pub struct Fence {
     until: watch::Sender<Option<Instant>>,
@@ -21,38 +21,38 @@ pub struct Fence {
 }
 
 impl Default for Fence {
-    /// One that nothing passes before it is extended.
+    /// Creates a closed fence, which is opened by the first extension.
     fn default() -> Self {
         Self { until: watch::Sender::new(None), changing: Arc::default() }
     }
 }
 
 impl Fence {
-    /// Changes may be made until then.
+    /// Permits changes until this time.
     pub fn extend(&self, until: Instant) {
         self.until.send_replace(Some(until));
     }
 
-    /// No change is begun any more.
+    /// Refuses new changes from now on.
     pub fn shut(&self) {
         self.until.send_replace(None);
     }
 
-    /// No change is begun any more; returns when none is under way.
+    /// Refuses new changes from now on, and waits for those in progress.
     pub async fn close(&self) {
         self.shut();
         drop(self.changing.write().await);
     }
 
-    /// Whether changes may be made now.
+    /// Returns whether changes may be made now.
     pub fn is_open(&self) -> bool {
         self.until.borrow().is_some_and(|until| Instant::now() < until)
     }
 
-    /// Makes a change, which takes no longer than it may.
+    /// Makes a change if that is permitted, and aborts it when the permission ends.
     ///
     /// # Errors
-    /// As the change, and if it may not be made, or takes too long.
+    /// The error of the change; or an error of its own, if the change is not permitted or was aborted.
     pub async fn change<T, E: From<Closed>>(
         &self,
         change: impl Future<Output = Result<T, E>>,
@@ -62,7 +62,7 @@ impl Fence {
         loop {
             let until = self.until.borrow().filter(|until| Instant::now() < *until);
             let until = until.ok_or(Closed)?;
-            // It may lead for longer by then.
+            // On a timeout, look again: the fence may have been extended meanwhile.
             if let Ok(changed) = tokio::time::timeout_at(until, &mut change).await {
                 return changed;
             }
@@ -84,10 +84,10 @@ mod tests {
         assert!(!fence.is_open() && fence.change(async { Ok::<_, Closed>(()) }).await.is_err());
         fence.extend(Instant::now() + SECOND);
         assert!(fence.is_open() && fence.change(async { Ok::<_, Closed>(()) }).await.is_ok());
-        // It stood still meanwhile.
+        // The program stood still until its time was over.
         tokio::time::advance(SECOND).await;
         assert!(!fence.is_open() && fence.change(async { Ok::<_, Closed>(()) }).await.is_err());
-        // A change that takes longer than it leads.
+        // A change that takes longer than the permission lasts.
         fence.extend(Instant::now() + SECOND);
         let begun = Instant::now();
         let slow = fence.change(async {

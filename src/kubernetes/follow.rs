@@ -1,15 +1,16 @@
-//! Follows objects of the API: lists them once, and hears of each change from then on.
+//! Follows objects of the API: lists them once, and reports each change from then on.
 //!
 //! ```text
-//!  list ──▶ watch from there ──ends──▶ watch from the newest that was heard
+//!  list ──▶ watch from there ──ends──▶ watch from the newest version seen
 //!   ▲ └─fails: wait, again    │  └──fails: wait, again; the third time in a row ──▶ list
 //!   └──────────too old (410)──┘
 //! ```
 //!
-//! The first list may be old, if that is said to do ([`Selector`]): a watch from there brings what has changed since. Later ones are as
-//! things are.
+//! The first list may be served from the server's cache if the [`Selector`] permits it: a watch from its version
+//! reports what has changed since. Later lists are up to date.
 //!
-//! While nothing happens nothing is asked for, but that a watch is begun again every few minutes, when the server ends it.
+//! While nothing happens no requests are made, except that the server ends a watch every few minutes and a new one
+//! is started.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -25,33 +26,34 @@ use super::lists::{self, Failed, Listed, Selector};
 use super::standing::Teller;
 use crate::sys::error_chain;
 
-/// Objects in one answer to a list: what one answer takes in memory is bounded by it.
+/// Number of objects in one answer to a list, which bounds the memory that an answer takes.
 const PAGE: u32 = 100;
-/// When the server is to end a watch, in seconds.
+/// Time after which the server is asked to end a watch, in seconds.
 const WATCH_SECONDS: u32 = 290;
-/// A watch that is silent for longer than the server was to let it live is dead.
+/// Time after which a silent watch counts as dead: longer than the server was asked to keep it.
 const SILENCE: Duration = Duration::from_secs(300);
-/// A watch that ended sooner is begun again after a wait.
+/// Minimum duration of a watch; after a shorter one, the next one is delayed.
 const LASTING: Duration = Duration::from_secs(5);
-/// Between two tries, at first and at most.
+/// Delays between two attempts: the first one, and the maximum.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Failures in a row after which all is listed again.
+/// Number of failures in a row after which all objects are listed again.
 const LIST_AGAIN: u32 = 3;
 
-/// What is heard of objects.
+/// Report about the objects that are followed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Heard<K> {
-    /// These are all that there are.
+    /// These are all objects.
     All(Vec<K>),
-    /// This one is new, or another than before.
+    /// This object is new, or has changed.
     There(K),
-    /// This one is gone, or none of those that are followed any more.
+    /// This object was deleted, or the selector no longer matches it.
     Gone(K),
 }
 
 impl<K> Heard<K> {
-    /// The same of what this makes of each object; none if it makes nothing of the only one.
+    /// Converts each object; objects for which `make` returns none are left out, and so is a report about such an
+    /// object.
     pub fn map<T>(self, mut make: impl FnMut(K) -> Option<T>) -> Option<Heard<T>> {
         match self {
             Self::All(all) => Some(Heard::All(all.into_iter().filter_map(make).collect())),
@@ -61,7 +63,7 @@ impl<K> Heard<K> {
     }
 }
 
-/// Follows the objects of `api`, for ever. What goes wrong is told, if anybody wants to know it, and passes.
+/// Follows the objects of `api` without end. Failures are retried, and reported to `teller` if there is one.
 pub fn follow<K>(
     api: Api<K>,
     selector: Selector,
@@ -82,27 +84,27 @@ struct Follower<K> {
     selector: Selector,
     teller: Option<Teller>,
     at: At<K>,
-    /// In a row.
+    /// Number of failures in a row.
     failures: u32,
 }
 
-/// How far a follower is.
+/// Progress of a follower.
 enum At<K> {
-    /// Nothing is known.
+    /// No version is known: list first.
     Start,
-    /// All is known up to this version.
+    /// Everything is known up to this version: watch from it.
     Version(String),
-    /// The same, and more is heard since then.
+    /// Everything is known up to this version, and a watch reports what follows.
     Watching { version: String, stream: BoxStream<'static, kube::Result<WatchEvent<K>>>, since: Instant },
 }
 
-/// Why a step failed.
+/// Reason why a step failed.
 enum Failure {
-    /// What was known is too old to go on from there.
+    /// The version is too old for the server to continue from it.
     Expired,
-    /// The watch has ended sooner than it should.
+    /// The watch ended early.
     Ended,
-    /// In words for people.
+    /// Another reason, described for users.
     Other(String),
 }
 
@@ -211,10 +213,10 @@ where
         })
     }
 
-    /// All objects, and the version at which they were so.
+    /// Lists all objects, with the version of the list.
     async fn list(&mut self) -> Result<(Vec<K>, String), Failure> {
         let Listed { all, version } = lists::all(&self.api, &self.selector, PAGE).await?;
-        // From now on it goes forwards.
+        // From now on, versions only increase.
         self.selector.may_be_old = false;
         if version.is_empty() {
             return Err(Failure::Other("a list has no resourceVersion".to_owned()));
@@ -236,13 +238,13 @@ where
         Ok(lists::in_time(self.api.watch(&params, version)).await?.boxed())
     }
 
-    /// Tells what went wrong, and waits.
+    /// Reports a failure, and waits before the next step.
     async fn failed(&mut self, failure: Failure) {
         self.failures += 1;
-        // What the server has in its memory may be too old to go on from.
+        // The server's cache may be too old to continue from its version.
         self.selector.may_be_old = false;
         match failure {
-            // That happens, and what comes next says whether it goes on.
+            // Both are normal. The next step shows whether following still works.
             Failure::Expired | Failure::Ended => {}
             Failure::Other(words) => {
                 if let Some(teller) = &self.teller {
@@ -256,7 +258,7 @@ where
             self.at = At::Start;
         }
         let longest = FIRST_WAIT.saturating_mul(1 << self.failures.min(16)).min(LONGEST_WAIT);
-        // Nodes that were all cut off at once do not come back all at once.
+        // Randomised, so that nodes that lost their connections together do not all reconnect at once.
         tokio::time::sleep(longest.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
     }
 }
@@ -277,7 +279,8 @@ mod tests {
     use super::super::standing::Problems;
     use super::*;
 
-    /// An API server that gives these answers, one after the other, and then none; it remembers what it was asked.
+    /// API server that gives these answers one after the other, and does not answer further requests; it records the
+    /// queries.
     #[derive(Clone)]
     struct Server {
         answers: Arc<Mutex<VecDeque<(StatusCode, String)>>>,
@@ -324,7 +327,8 @@ mod tests {
         json!({ "type": kind, "object": object }).to_string() + "\n"
     }
 
-    /// Follows what such a server says; what is heard, what the server was asked, and what people were told.
+    /// Follows a server with these answers; returns the reports, the queries that the server received, and the
+    /// problems.
     async fn followed(
         answers: Vec<(StatusCode, String)>,
         count: usize,
@@ -416,7 +420,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_silent_is_asked_again() {
         let begin = Instant::now();
-        // The watch is never answered, and with paused time the deadline is soon over.
+        // The watch is never answered; with paused time, its deadline passes at once.
         let following = followed(vec![list(&[], "5", "")], 2);
         assert!(tokio::time::timeout(lists::DEADLINE * 3, following).await.is_err());
         assert!(begin.elapsed() >= lists::DEADLINE * 3);

@@ -1,4 +1,4 @@
-//! Requests to the API server that have a deadline, and lists, which come page by page.
+//! Requests to the API server with a deadline, and lists, which are read page by page.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -9,42 +9,42 @@ use kube::{Client, Resource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// How long the server may take for an answer, or for the head of one that goes on.
+/// Timeout for an answer, or for the headers of a streamed one.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Why there is no answer.
+/// Reason why a request has no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Failed {
-    /// It did not come in time.
+    /// The answer did not arrive in time.
     #[error("the API server does not answer within {} s", DEADLINE.as_secs())]
     Late,
-    /// It says no, or cannot be asked.
+    /// The server refused the request, or cannot be reached.
     #[error(transparent)]
     Answered(#[from] kube::Error),
 }
 
-/// Which objects are meant; all, if nothing is said.
+/// Selection of objects; all of them if nothing is set.
 #[derive(Debug, Clone, Default)]
 pub struct Selector {
-    /// By their labels.
+    /// Label selector.
     pub labels: Option<String>,
-    /// By their fields.
+    /// Field selector.
     pub fields: Option<String>,
-    /// As they were at any time will do, as the server has them in its memory: it need not read all objects of the kind to find those
-    /// that are meant. All come in one answer then.
+    /// True if the server may answer from its cache, with a state of any age. It then need not read all objects of the
+    /// kind to find the selected ones, and returns all of them in one answer.
     pub may_be_old: bool,
 }
 
-/// All objects of a list.
+/// Complete list of objects.
 #[derive(Debug)]
 pub struct Listed<K> {
-    /// The objects.
+    /// Objects from all pages.
     pub all: Vec<K>,
-    /// The version at which they were so; empty if the server does not say it.
+    /// Resource version of the list; empty if the server does not report one.
     pub version: String,
 }
 
-/// One answer to a list, whatever is read of each object.
+/// One page of a list, with the fields of each object that `S` has.
 #[derive(Deserialize)]
 struct Page<S> {
     metadata: ListMeta,
@@ -52,18 +52,19 @@ struct Page<S> {
     items: Vec<S>,
 }
 
-/// The answer to a request, if it comes in time.
+/// Waits for the answer to a request, for at most `DEADLINE`.
 ///
 /// # Errors
-/// If it does not, or is none.
+/// If the answer does not arrive in time, or is an error.
 pub async fn in_time<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failed> {
     Ok(tokio::time::timeout(DEADLINE, request).await.map_err(|_| Failed::Late)??)
 }
 
-/// All objects that are meant, with at most so many in one answer: what one takes in memory is bounded by that.
+/// Lists all selected objects, with at most `page` of them in one answer, which bounds the memory that an answer
+/// takes.
 ///
 /// # Errors
-/// If one of the answers does not come.
+/// If one of the requests fails.
 pub async fn all<K>(api: &Api<K>, selector: &Selector, page: u32) -> Result<Listed<K>, Failed>
 where
     K: Clone + Debug + DeserializeOwned,
@@ -88,11 +89,11 @@ where
     }
 }
 
-/// Hands on each object of the kind `K`, of a namespace or of all, as far as `S` has it. There are at most so many in one
-/// answer, and of those that were handed on nothing is kept.
+/// Passes each object of the kind `K` to `found`, of one namespace or of all, with the fields that `S` has. An
+/// answer has at most `page` objects, and none is kept after it was passed on.
 ///
 /// # Errors
-/// If one of the answers does not come.
+/// If one of the requests fails.
 pub async fn each<K, S>(
     client: &Client,
     namespace: Option<&str>,

@@ -1,13 +1,13 @@
-//! What the programs of guestlet that are clients of a Kubernetes API server have in common, whichever cluster it is of: the host
-//! cluster's, or a guest cluster's.
+//! Common code of those programs of guestlet that are clients of a Kubernetes API server, be it that of the host
+//! cluster or of a guest cluster.
 //!
 //! ```text
-//!  connect ──▶ kube::Client ──▶ lists ──▶ follow         what there is, and what changes of it
+//!  connect ──▶ kube::Client ──▶ lists ──▶ follow         which objects exist, and how they change
 //!                          └──▶ lease ──extends──▶ fence  which replica may change anything, and until when
 //! ```
 //!
-//! [`standing`] tells people what does not work. Nothing here knows what the objects are for; one more of these is a file here that
-//! imports no more of the program than `sys`.
+//! [`standing`] reports what does not work. Nothing here knows what the objects are for. To add a function of this
+//! kind: a file here that imports no more of the program than `sys`.
 
 use kube::Error;
 
@@ -18,7 +18,7 @@ pub mod lease;
 pub mod lists;
 pub mod standing;
 
-/// The API server's own words for an error, or why there are none.
+/// Returns the API server's own message for an error, or the reason why there is no answer.
 pub fn words(error: &Error) -> String {
     match error {
         Error::Api(status) if code(error) == Some(403) => {
@@ -29,8 +29,9 @@ pub fn words(error: &Error) -> String {
     }
 }
 
-/// Words in which an admission webhook does not let a request be. Its code says nothing: Harvester's webhooks answer 500 to whatever
-/// they have no code of their own for, and 409 to some of what an object says, which else means that somebody was faster.
+/// Returns the message if an admission webhook denied a request. The status code says nothing then: Harvester's
+/// webhooks answer 500 where they have no code of their own, and 409 to some contents of objects, which otherwise
+/// means a conflicting write.
 fn denied(error: &Error) -> Option<&str> {
     match error {
         Error::Api(status)
@@ -43,8 +44,8 @@ fn denied(error: &Error) -> Option<&str> {
     }
 }
 
-/// HTTP status by which the API server says why it has not done something. None where it has not answered, and none where an admission
-/// webhook has: see [`refusal`].
+/// Returns the HTTP status with which the API server refused a request; none if it did not answer, or if an
+/// admission webhook denied the request: see [`refusal`].
 pub fn code(error: &Error) -> Option<u16> {
     match error {
         Error::Api(status) if denied(error).is_none() => Some(status.code),
@@ -52,8 +53,8 @@ pub fn code(error: &Error) -> Option<u16> {
     }
 }
 
-/// Words in which a request is refused for what it asks: by an admission webhook, an admission policy, or what its kind has to be
-/// like. The same request is refused again, unless somebody changes something.
+/// Returns the message if a request is refused for its contents: by an admission webhook, by an admission policy,
+/// or by the validation of its kind. The same request fails again unless something is changed.
 pub fn refusal(error: &Error) -> Option<&str> {
     match error {
         Error::Api(status) if matches!(code(error), None | Some(400 | 403 | 422)) => Some(&status.message),
@@ -73,7 +74,7 @@ mod tests {
         Error::Api(Box::new(status))
     }
 
-    /// Harvester's webhooks answer with 500, and some with 409 or 404.
+    /// Guards against status codes of Harvester's webhooks, which are 500, and for some 409 or 404.
     #[test]
     fn of_what_a_webhook_denies_the_code_says_nothing() {
         let denial = "admission webhook \"validator.harvesterhci.io\" denied the request: the pool is full";
@@ -82,7 +83,7 @@ mod tests {
             assert_eq!((code(&error), refusal(&error)), (None, Some(denial)), "{number}");
             assert_eq!(words(&error), denial, "no role would help");
         }
-        // One that cannot be called has said nothing.
+        // A webhook that cannot be called has not denied anything.
         let away = "Internal error occurred: failed calling webhook \"a\": connection refused";
         for (number, message, is_refusal) in [
             (500, away, false),

@@ -1,4 +1,5 @@
-//! Whether what is known of the cluster is as it is now and the cluster knows what it is to know; and what is in the way.
+//! Standing of a program with a cluster: whether what it knows of the cluster is up to date, whether its own
+//! reports reach the cluster, and if not, why.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,10 +7,10 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// What does not work now, with the reason; both in words for people.
+/// Functions that currently fail, each with the reason; both as text for users.
 pub type Problems = BTreeMap<&'static str, String>;
 
-/// Says how it goes with objects of one kind.
+/// Reporter of the standing of one function, such as watching objects of one kind.
 #[derive(Clone)]
 pub struct Teller {
     what: &'static str,
@@ -24,7 +25,8 @@ impl fmt::Debug for Teller {
 }
 
 impl Teller {
-    /// One that says `what` when it fails, such as "the Node cannot be read", and has each failure counted.
+    /// Creates a reporter. `what` is the text for a failure, such as "the Node cannot be read"; `count` is called for
+    /// each.
     pub fn new(
         what: &'static str,
         problems: watch::Sender<Problems>,
@@ -33,7 +35,7 @@ impl Teller {
         Self { what, problems, count }
     }
 
-    /// It did not work. Logged once, until it is well again.
+    /// Reports a failure. Only the first one is logged as a warning until the next success.
     pub fn failed(&self, words: &str) {
         (self.count)();
         let what = self.what;
@@ -49,7 +51,7 @@ impl Teller {
         });
     }
 
-    /// It works.
+    /// Reports a success.
     pub fn well(&self) {
         let what = self.what;
         self.problems.send_if_modified(|problems| {

@@ -1,55 +1,55 @@
-//! What two answers of a guest, one after the other, say of the time between them. Pure.
+//! Change between two successive answers of a guest: what they say about the time between them. Pure.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::{Family, table};
 use crate::wire::proto::v1::{CollectMetricsResponse, MetricSample};
 
-/// What something may wait for, in the order of [`Counters`] and [`Change`].
+/// Resources that tasks may wait for, in the order of [`Counters`] and [`Change`].
 const RESOURCES: [&str; 3] = ["cpu", "memory", "io"];
 
-/// The samples of a family.
+/// Returns the samples of a family.
 pub fn samples<'a>(answer: &'a CollectMetricsResponse, family: &Family) -> &'a [MetricSample] {
     let found = answer.families.iter().find(|found| found.name == family.name);
     found.map_or(&[], |found| &found.samples)
 }
 
-/// The value of the one with these labels.
+/// Returns the value of the sample with these labels.
 pub fn value(answer: &CollectMetricsResponse, family: &Family, labels: &[&str]) -> Option<f64> {
     samples(answer, family).iter().find(|sample| sample.labels == labels).map(|sample| sample.value)
 }
 
-/// Of the memory, the part that programs could not have.
+/// Returns the fraction of the memory that is not available to programs.
 pub fn memory_used_ratio(answer: &CollectMetricsResponse) -> Option<f64> {
     let total = value(answer, &table::MEMORY_TOTAL, &[]).filter(|total| *total > 0.0)?;
     let available = value(answer, &table::MEMORY_AVAILABLE, &[])?;
     Some((1.0 - available / total).clamp(0.0, 1.0))
 }
 
-/// What is compared of an answer.
+/// Values of an answer that are compared with those of another one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Counters {
-    /// Names the boot: nothing is compared across two.
+    /// Hash that identifies the boot: counters of different boots are not compared.
     boot: u64,
     uptime: f64,
-    /// Time of all processors, and of it what they were idle.
+    /// Time of all processors, and the part of it in which they were idle.
     cpu: Option<(f64, f64)>,
     waiting: [Option<f64>; RESOURCES.len()],
 }
 
-/// What has changed since.
+/// Difference between the counters of two answers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Change {
-    /// The time between, by the guest's clock.
+    /// Time between the two answers, by the guest's clock.
     pub seconds: f64,
-    /// Of the time of all processors, the part in which they worked or were taken by the host.
+    /// Fraction of the time of all processors in which they were busy, or were stolen by the host.
     pub cpu_ratio: Option<f64>,
-    /// Of the time, the part in which something waited for a processor, memory, a disk.
+    /// Fraction of the time in which a task waited for a processor, for memory or for a disk.
     pub waiting: [Option<f64>; RESOURCES.len()],
 }
 
 impl Counters {
-    /// Those of an answer; none without the time.
+    /// Reads the counters of an answer; none if it has no uptime.
     pub fn of(answer: &CollectMetricsResponse) -> Option<Self> {
         let uptime = value(answer, &table::UPTIME, &[])?;
         let mut boot = DefaultHasher::new();
@@ -63,12 +63,12 @@ impl Counters {
         Some(Self { boot: boot.finish(), uptime, cpu, waiting })
     }
 
-    /// Whether both are of the same boot.
+    /// Returns whether both are from the same boot.
     pub fn is_same_boot(&self, other: &Self) -> bool {
         self.boot == other.boot
     }
 
-    /// What has changed since `before`; none if the guest began anew, or no time has gone by.
+    /// Returns the change since `before`; none if the guest was booted in between, or no time has passed.
     pub fn since(&self, before: &Self) -> Option<Change> {
         let seconds = self.uptime - before.uptime;
         if !self.is_same_boot(before) || seconds <= 0.0 {
@@ -88,7 +88,7 @@ impl Counters {
 }
 
 impl Change {
-    /// The part of the time in which something waited, for whatever it waited most.
+    /// Returns the fraction of the time spent waiting for the resource that was waited for most.
     pub fn waiting_most(&self) -> Option<f64> {
         self.waiting.into_iter().flatten().reduce(f64::max)
     }

@@ -1,17 +1,18 @@
-//! What of a guest's answer is believed: a guest may lie about itself, but neither about others nor at length.
+//! Checks of a guest's answer: a guest may lie about itself, but neither about other guests nor at any length.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Kind, MAX_LABEL, MOST_OF_GUEST, table};
 use crate::wire::proto::v1::{CollectMetricsResponse, MetricFamily, MetricSample};
 
-/// The same as [`clean_to`], with as many series as a guest may have.
+/// Cleans an answer as [`clean_to`] does, with the number of series that a guest may have.
 pub fn clean(answer: CollectMetricsResponse) -> CollectMetricsResponse {
     clean_to(answer, MOST_OF_GUEST)
 }
 
-/// Keeps of an answer what there is in the table, with the labels that it has there and numbers that it can have: each series once, the
-/// families in the order of the table, and `most` series at most.
+/// Keeps the part of an answer that agrees with the table: known families with the right number of labels and
+/// valid values. Each series occurs once, the families are in the order of the table, and at most `most` series
+/// are kept.
 pub fn clean_to(answer: CollectMetricsResponse, most: usize) -> CollectMetricsResponse {
     let mut found = BTreeMap::new();
     let mut left = most;
@@ -38,7 +39,7 @@ pub fn clean_to(answer: CollectMetricsResponse, most: usize) -> CollectMetricsRe
     CollectMetricsResponse { families: found.into_values().collect() }
 }
 
-/// The value of a label: visible, and no longer than it may be.
+/// Cleans the value of a label: replaces hidden characters, and truncates it.
 pub fn label(text: &str) -> String {
     let mut clean = String::new();
     for one in text.chars() {
@@ -51,7 +52,7 @@ pub fn label(text: &str) -> String {
     clean
 }
 
-/// Control characters, and those that reorder or hide the text around them.
+/// Returns whether a character is a control character, or reorders or hides the text around it.
 fn is_hidden(one: char) -> bool {
     one.is_control()
         || matches!(one, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -80,7 +81,7 @@ mod tests {
                     vec![sample(&["a\nb"], 1.0), sample(&["a\u{fffd}b"], 2.0), sample(&["c"], -1.0)],
                 ),
                 family("load1", vec![sample(&[], 0.5), sample(&[], 0.7), sample(&["x"], 1.0)]),
-                // The host half says it, and no guest.
+                // Provided by the host half, and not accepted from a guest.
                 family("up", vec![sample(&[], 1.0)]),
                 family("vm_cpus", vec![sample(&[], 64.0)]),
                 family("load5", vec![sample(&[], f64::NAN), sample(&[], f64::INFINITY)]),

@@ -1,11 +1,11 @@
-//! Samples as Prometheus reads them: OpenMetrics 1.0, or the text format 0.0.4 that came before it.
+//! Exposition of samples for Prometheus: OpenMetrics 1.0, or the older text format 0.0.4.
 
 use std::fmt::Write as _;
 
 use super::{Family, table};
 use crate::wire::proto::v1::CollectMetricsResponse;
 
-/// Which of the two.
+/// Exposition format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// OpenMetrics 1.0.
@@ -15,12 +15,12 @@ pub enum Format {
 }
 
 impl Format {
-    /// The one that is answered to a client that accepts these media types.
+    /// Chooses the format for a client that accepts these media types.
     pub fn accepted(accept: &str) -> Self {
         if accept.contains("application/openmetrics-text") { Self::OpenMetrics } else { Self::Text }
     }
 
-    /// Its media type.
+    /// Returns the media type for the `Content-Type` header.
     pub fn media_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -29,8 +29,8 @@ impl Format {
     }
 }
 
-/// Writes what guests have answered, by the names of their VMs: each family once, as it must be. The answers are clean
-/// ([`super::check::clean`]), and so in the order of the table.
+/// Writes the answers of guests, with the names of their VMs; each family occurs once, as the formats require. The
+/// answers have to be clean ([`super::check::clean`]), and therefore in the order of the table.
 pub fn guests(text: &mut String, format: Format, guests: &[(&str, &CollectMetricsResponse)]) {
     let mut cursors = vec![0; guests.len()];
     for family in table::FAMILIES {
@@ -58,7 +58,7 @@ pub fn guests(text: &mut String, format: Format, guests: &[(&str, &CollectMetric
 
 fn head(text: &mut String, format: Format, family: &Family) {
     let name = match format {
-        // Here the family of a counter is called without its ending.
+        // In OpenMetrics, the family of a counter is named without its suffix.
         Format::OpenMetrics => format!("{}{}", super::PREFIX, family.name),
         Format::Text => family.full_name(),
     };
@@ -69,14 +69,14 @@ fn head(text: &mut String, format: Format, family: &Family) {
     }
 }
 
-/// The end of a whole exposition.
+/// Writes the end of an exposition.
 pub fn end(text: &mut String, format: Format) {
     if format == Format::OpenMetrics {
         text.push_str("# EOF\n");
     }
 }
 
-/// What is written in the text format, in this one: only its heads differ.
+/// Converts a text in the text format to this format; only the `HELP` and `TYPE` lines of counters differ.
 pub fn convert(text: &str, format: Format) -> String {
     if format == Format::Text {
         return text.to_owned();
@@ -97,7 +97,7 @@ pub fn convert(text: &str, format: Format) -> String {
     converted
 }
 
-/// The value of a label, as it is written between quotation marks.
+/// Formatter that escapes the value of a label for use between quotation marks.
 pub(super) struct Escaped<'t>(pub &'t str);
 
 impl std::fmt::Display for Escaped<'_> {

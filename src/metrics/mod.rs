@@ -1,8 +1,9 @@
-//! The metrics of guests: which there are ([`table`]), what of a guest's answer is believed ([`check`]), how Prometheus reads it
-//! ([`exposition`]), what has changed between two answers ([`change`]), what is kept of the last minutes
-//! ([`recent`]), and whose the answers of exporters in guests are ([`relabel`]). Pure, and of both ends: agents measure, host halves and guestctl show.
+//! Metrics of guests: the [`table`] of them, the [`check`] of a guest's answer, the [`exposition`] for Prometheus,
+//! the [`change`] between two answers, the [`recent`] history, and [`relabel`] for answers from exporters in
+//! guests. Pure, and used on both ends: agents measure, host halves and guestctl display.
 //!
-//! To add a metric: its row in the table, where the agent measures it (`guest::metrics`), and docs/metrics.md, which a test writes.
+//! To add a metric: its row in the table, its measurement in the agent (`guest::metrics`), and docs/metrics.md,
+//! which a test writes.
 
 pub mod change;
 pub mod check;
@@ -13,29 +14,30 @@ pub mod table;
 
 use crate::wire::proto::v1::{CollectMetricsResponse, MetricFamily, MetricSample};
 
-/// What the names of all metrics begin with.
+/// Prefix of the names of all metrics.
 pub const PREFIX: &str = "guestlet_guest_";
-/// Most series of one guest, those included that the host half adds.
+/// Maximum number of series of one guest, including those that the host half adds.
 pub const MOST_SERIES: usize = 150;
-/// Most of them that are the guest's own.
+/// Maximum number of series from the guest itself.
 pub const MOST_OF_GUEST: usize = 148;
-/// Of these, the series that are kept free for what the VM's hypervisor measures, where it is asked: all but its disks, which have what the
-/// guest leaves. What a guest says of itself is not dropped for what others say of it.
+/// Series of the guest that are reserved for values from the VM's hypervisor, where the host half queries it. Only
+/// the values of its disks are not included: they get what the guest leaves. The reservation keeps values that a
+/// guest reports of itself from being dropped in favour of those that others report of it.
 pub const ROOM_OF_HYPERVISOR: usize = 7;
-/// Longest value of a label, in bytes.
+/// Maximum length of a label's value, in bytes.
 pub const MAX_LABEL: usize = 128;
 
-/// What kind of numbers a metric has.
+/// Type of a metric in Prometheus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Goes up and down.
+    /// Value that goes up and down.
     Gauge,
-    /// Only goes up, and starts anew when the guest does.
+    /// Value that only increases, and starts again from 0 when the guest boots.
     Counter,
 }
 
 impl Kind {
-    /// As Prometheus writes it.
+    /// Returns the type's name in Prometheus.
     pub fn word(self) -> &'static str {
         match self {
             Self::Gauge => "gauge",
@@ -44,55 +46,55 @@ impl Kind {
     }
 }
 
-/// One metric.
+/// Metric family: a row of the table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Family {
-    /// Without [`PREFIX`] and the `_total` of counters.
+    /// Name without [`PREFIX`], and without the `_total` of counters.
     pub name: &'static str,
-    /// What kind of numbers.
+    /// Gauge or counter.
     pub kind: Kind,
-    /// The unit, which the name ends with; empty if it has none.
+    /// Unit, which is also the suffix of the name; empty if there is none.
     pub unit: &'static str,
-    /// Its labels beside `vm`.
+    /// Names of the labels, without `vm`.
     pub labels: &'static [&'static str],
-    /// What it tells.
+    /// Help text.
     pub help: &'static str,
-    /// Where the agent reads it; empty if the host half makes it.
+    /// Files or system calls that the agent reads it from; empty if the host half provides it.
     pub source: &'static str,
 }
 
 impl Family {
-    /// The name of its samples in full.
+    /// Returns the full name of its samples.
     pub fn full_name(&self) -> String {
         let total = if self.kind == Kind::Counter { "_total" } else { "" };
         format!("{PREFIX}{}{total}", self.name)
     }
 
-    /// The guest measures it.
+    /// Returns whether the guest measures it.
     pub fn is_of_guest(&self) -> bool {
         !self.source.is_empty()
     }
 }
 
-/// A value that was measured.
+/// Measured value of a family.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Of what.
+    /// Family that the value belongs to.
     pub family: &'static Family,
-    /// The values of its labels.
+    /// Values of its labels, in the order of the family's labels.
     pub labels: Vec<String>,
-    /// The value.
+    /// Measured value, in the unit of the family.
     pub value: f64,
 }
 
 impl Sample {
-    /// One with these values of its labels, as far as those may be shown.
+    /// Creates a sample with these values of its labels, which are cleaned for display.
     pub fn new(family: &'static Family, labels: &[&str], value: f64) -> Self {
         Self { family, labels: labels.iter().map(|text| check::label(text)).collect(), value }
     }
 }
 
-/// Samples as they are sent: each family once, in the order of the table.
+/// Groups samples for sending: each family once, in the order of the table.
 pub fn message(samples: &[Sample]) -> CollectMetricsResponse {
     let family = |family: &&'static Family| {
         let of_it = samples.iter().filter(|sample| std::ptr::eq(sample.family, *family));

@@ -1,4 +1,5 @@
-//! How a guest was in the last minutes: a few values of each step, made of the answers that somebody asked for anyway. Pure.
+//! Recent history of a guest: a few values for each step of the last minutes. They are taken from answers that
+//! clients requested anyway. Pure.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,14 +7,14 @@ use std::time::{Duration, Instant};
 use super::change::{Counters, memory_used_ratio};
 use crate::wire::proto::v1::{CollectMetricsResponse, RecentMetrics, RecentPoint};
 
-/// How far back it goes.
+/// Time that the history covers.
 pub const SPAN: Duration = Duration::from_secs(15 * 60);
-/// The shortest step.
+/// Shortest duration of a step.
 pub const STEP: Duration = Duration::from_secs(15);
-/// Most steps.
+/// Maximum number of steps.
 const MOST: usize = 60;
 
-/// One step; no value of what is not known.
+/// One step; unknown values are absent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Point {
     ended: Instant,
@@ -23,16 +24,16 @@ struct Point {
     waiting: Option<f32>,
 }
 
-/// The steps of one guest, the oldest first.
+/// Recent history of one guest, the oldest step first.
 #[derive(Debug, Default)]
 pub struct Recent {
     points: VecDeque<Point>,
-    /// What the next step begins with.
+    /// Start of the next step: time and counters.
     last: Option<(Instant, Counters)>,
 }
 
 impl Recent {
-    /// What the guest has answered now. It ends a step if that is long enough.
+    /// Takes an answer of the guest. It completes a step if enough time has passed since the last one.
     pub fn take(&mut self, now: Instant, answer: &CollectMetricsResponse) {
         let Some(counters) = Counters::of(answer) else { return };
         if let Some((then, before)) = &self.last {
@@ -60,12 +61,12 @@ impl Recent {
         self.last = Some((now, counters));
     }
 
-    /// Whether nothing was asked for so long that nothing is left of it.
+    /// Returns whether the last answer is so old that the whole history has expired.
     pub fn is_over(&self, now: Instant) -> bool {
         self.last.is_none_or(|(then, _)| now.saturating_duration_since(then) > SPAN)
     }
 
-    /// As it is told; none without a step.
+    /// Returns the history as it is sent; none if no step is complete.
     pub fn message(&self, now: Instant) -> Option<RecentMetrics> {
         let ago = |point: &Point| now.saturating_duration_since(point.ended);
         let whole = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
@@ -116,12 +117,12 @@ mod tests {
             waiting_ratio: Some(0.25),
         };
         assert_eq!(recent.message(at(25)), Some(RecentMetrics { points: vec![expected] }));
-        // Another boot begins anew, at once.
+        // A new boot starts a new step at once.
         recent.take(at(26), &answer("b", 1.0, 0.0));
         recent.take(at(50), &answer("b", 25.0, 24.0));
         let points = recent.message(at(50)).unwrap().points;
         assert_eq!(points.iter().map(|one| one.seconds).collect::<Vec<_>>(), [20, 24]);
-        // After a long silence there is nothing to compare with, and what is too old is not told.
+        // After a long silence there is no answer to compare with, and steps that are too old are left out.
         assert!(!recent.is_over(at(60)) && recent.is_over(at(2000)));
         recent.take(at(2000), &answer("b", 1975.0, 24.0));
         assert_eq!(recent.message(at(2000)), None);

@@ -1,31 +1,32 @@
-//! What an exporter in a guest has answered, in the text format 0.0.4, with the name of its VM on each sample. The guest decides what is in
-//! it, but not whose it is: a label `vm` of the exporter's is `exported_vm`, as Prometheus itself does it. Pure.
+//! Relabelling of an exporter's answer from a guest: each sample in the text format 0.0.4 gets a label with the
+//! name of its VM. The guest decides on the contents, but cannot claim another VM: a label `vm` of the exporter's
+//! own becomes `exported_vm`, as in Prometheus itself. Pure.
 
 use std::fmt::Write as _;
 
 use super::exposition::Escaped;
 
-/// The label that is the host half's.
+/// Label that the host half adds.
 const OURS: &str = "vm";
-/// Most labels of one sample.
+/// Maximum number of labels of one sample.
 const MOST_LABELS: usize = 64;
 
-/// Why an answer is none.
+/// Reason why an answer is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
-    /// It is not in the format.
+    /// A line, counted from 1, is not in the text format.
     #[error("line {0} is not in Prometheus' text format: {1}")]
     Line(usize, &'static str),
-    /// There is more than allowed.
+    /// The answer has more samples than this limit.
     #[error("it has more than {0} series; scrape.max-series in the settings of guestlet-host allows more")]
     TooMany(usize),
 }
 
-/// The answer `text` as that of the VM of this name, with at most so many samples. What is no sample, type or help is left out, and so are
-/// times, which are of the guest's clock.
+/// Relabels the answer `text` with the name of its VM; it may have at most `most` samples. Lines other than
+/// samples, types and help texts are left out. So are timestamps, which come from the guest's clock.
 ///
 /// # Errors
-/// If it is not in the format, or there are more.
+/// If the text is not in the format, or has more samples.
 pub fn relabel(text: &str, vm: &str, most: usize) -> Result<String, Wrong> {
     let mut written = String::with_capacity(text.len() + text.len() / 4);
     let mut left = most;
@@ -44,7 +45,7 @@ pub fn relabel(text: &str, vm: &str, most: usize) -> Result<String, Wrong> {
     Ok(written)
 }
 
-/// A line that says what a metric is; other comments are left out.
+/// Writes a line with a metric's type or help text; other comments are left out.
 fn head(written: &mut String, comment: &str) {
     let mut words = comment.trim_start().splitn(3, [' ', '\t']);
     let (Some(kind @ ("HELP" | "TYPE")), Some(name)) = (words.next(), words.next()) else { return };
@@ -90,10 +91,10 @@ fn sample(written: &mut String, line: &str, vm: &str) -> Result<(), &'static str
     Ok(())
 }
 
-/// Names of labels, and their values as they are written.
+/// Names of labels with their values, still escaped.
 type Labels<'t> = Vec<(&'t str, &'t str)>;
 
-/// The labels up to the brace that closes them, and what follows it.
+/// Parses the labels up to the closing brace, and returns the rest of the text as well.
 fn labels_of(mut rest: &str) -> Result<(Labels<'_>, &str), &'static str> {
     let mut labels: Labels<'_> = Vec::new();
     loop {
@@ -125,7 +126,7 @@ fn labels_of(mut rest: &str) -> Result<(Labels<'_>, &str), &'static str> {
     }
 }
 
-/// Where the quotation mark is that ends a text.
+/// Finds the closing quotation mark of a label's value.
 fn end_of_text(text: &str) -> Result<usize, &'static str> {
     let mut escaped = false;
     for (place, byte) in text.bytes().enumerate() {
@@ -142,7 +143,7 @@ fn end_of_text(text: &str) -> Result<usize, &'static str> {
     Err("the value of a label has no closing quotation mark")
 }
 
-/// The name that a text begins with, as long as it is one, and the rest; those of metrics may have colons.
+/// Splits off the name at the beginning of a text. Names of metrics may have colons.
 fn word(text: &str, may_have_colons: bool) -> (&str, &str) {
     let is_first = |one: u8| one.is_ascii_alphabetic() || one == b'_' || (may_have_colons && one == b':');
     let is_one = |place: usize, one: u8| is_first(one) || (place > 0 && one.is_ascii_digit());
@@ -150,7 +151,7 @@ fn word(text: &str, may_have_colons: bool) -> (&str, &str) {
     text.split_at(end)
 }
 
-/// Without the space that it begins with.
+/// Removes leading white space.
 fn space(text: &str) -> &str {
     text.trim_start_matches([' ', '\t'])
 }
@@ -199,7 +200,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes: each line of samples that is handed on begins with a name and our label, which is there once.
+        /// For any input: each sample line in the output begins with a name and our label, which occurs once.
         #[test]
         fn no_exporter_speaks_for_another_vm(
             lines in proptest::collection::vec("[a-c_{}=\"\\\\,vm 01#\t\u{e4}n+.]{0,40}", 0..8),
@@ -207,7 +208,7 @@ mod tests {
             if let Ok(written) = relabel(&lines.join("\n"), "web", 8) {
                 for line in written.lines().filter(|line| !line.starts_with('#')) {
                     let (_, labels) = line.split_once('{').unwrap();
-                    // What was written can be read again, and has one label of the name, which is ours.
+                    // The output can be parsed again, and has one label of this name, which is ours.
                     let (labels, _) = labels_of(labels).unwrap();
                     prop_assert_eq!(labels[0], ("vm", "web"));
                     prop_assert!(labels.iter().filter(|(label, _)| *label == "vm").count() == 1);

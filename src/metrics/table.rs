@@ -1,8 +1,9 @@
-//! All metrics of guests, one row each: docs/metrics.md, the answers of agents and `/metrics` are made of it.
+//! Table of all metrics of guests, one row each: the source of docs/metrics.md, agents' answers and `/metrics`.
 
 use super::{Family, Kind};
 
-/// A row: the constant, the kind, the name, the unit, the labels; what it tells; where it is read.
+/// Defines the table. A row has the constant, the kind, the name, the unit, the labels, the help text and the
+/// source.
 macro_rules! families {
     ($($constant:ident $kind:ident $name:literal $unit:literal [$($label:literal),*] $help:literal $source:literal;)*) => {
         $(
@@ -18,7 +19,7 @@ macro_rules! families {
             };
         )*
 
-        /// All of them, the most important ones first.
+        /// Every family, the most important ones first.
         pub static FAMILIES: &[&Family] = &[$(&$constant),*];
     };
 }
@@ -111,7 +112,7 @@ families! {
     GPU_IDLE Counter "gpu_idle_seconds" "seconds" ["gpu", "gt"] "Time in which the engines of a GPU were without power as they had nothing to do (i915 and xe: RC6); of each of its parts." "/sys/class/drm";
 }
 
-/// The metric of this name, if a guest may tell it; and its place in the table.
+/// Finds a metric that guests may report, by its name; with its place in the table.
 pub fn of_guest(name: &str) -> Option<(usize, &'static Family)> {
     let mut all = FAMILIES.iter().copied().enumerate();
     all.find(|(_, family)| family.name == name && family.is_of_guest())
@@ -174,7 +175,7 @@ mod tests {
         assert_eq!(written, page(), "UPDATE_DOCS=1 cargo test --lib metrics:: writes docs/metrics.md anew");
     }
 
-    /// A rule about a metric that there is not would never fire.
+    /// Guards against alerting rules about metrics that do not exist: such a rule would never fire.
     #[test]
     #[allow(clippy::disallowed_methods)]
     fn rules_are_about_metrics_that_there_are() {

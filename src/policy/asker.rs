@@ -1,4 +1,5 @@
-//! Who asks for a command or a verb, held for as long as that is carried out. [`Who`] is the same for one decision.
+//! Client of a command or a verb, kept for as long as the call is carried out. [`Who`] is the same for one
+//! decision.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,35 +8,35 @@ use crate::policy::audit::{Id, printable};
 use crate::policy::rules::Who;
 use crate::trust::Peer;
 
-/// Asks for something; clones are cheap.
+/// Client that makes calls; clones are cheap.
 #[derive(Debug, Clone, Default)]
 pub enum Asker {
-    /// A client of QGA. All of them are one to the rules.
+    /// A client of QGA; the rules do not tell these clients apart.
     #[default]
     Qga,
     /// A host half, on its session.
     Host(Arc<HostHalf>),
 }
 
-/// A client of QGA, for whoever needs one for long.
+/// The QGA client, for code that needs a reference with the lifetime of the program.
 pub static QGA: Asker = Asker::Qga;
 
-/// A host half that asks, and for whom.
+/// Host half that makes a call, and the user that it acts for.
 #[derive(Debug)]
 pub struct HostHalf {
-    /// What it has proved.
+    /// Identity that the host half has proved.
     pub peer: Arc<Peer>,
-    /// The guest was given keys of host halves.
+    /// True if the guest was given keys of host halves.
     pub guest_has_keys: bool,
-    /// For whom it asks, in its words; empty for itself.
+    /// User that it acts for, in its own words; empty for itself.
     pub caller: String,
-    /// Its number of the call in audit records.
+    /// Identifier that the host half gave the call, for audit records.
     pub id: Option<Id>,
 }
 
 #[cfg(test)]
 impl HostHalf {
-    /// One that has proved nothing, in a guest without keys.
+    /// Creates one that has proved no key, in a guest without keys.
     pub fn unproved(caller: &str) -> Self {
         let peer = Arc::new(Peer::Plain);
         Self { peer, guest_has_keys: false, caller: caller.to_owned(), id: None }
@@ -43,7 +44,7 @@ impl HostHalf {
 }
 
 impl Asker {
-    /// As the rules know it.
+    /// Returns the client as the rules see it.
     pub fn who(&self) -> Who<'_> {
         match self {
             Self::Qga => Who::Qga,
@@ -51,7 +52,7 @@ impl Asker {
         }
     }
 
-    /// For whom it asks; empty where nobody says.
+    /// Returns the user that the client acts for; empty if unknown.
     pub fn caller(&self) -> &str {
         match self {
             Self::Qga => "",
@@ -59,7 +60,7 @@ impl Asker {
         }
     }
 
-    /// The number of the call, if the host half gave it one.
+    /// Returns the identifier of the call, if the host half gave it one.
     pub fn id(&self) -> Option<Id> {
         match self {
             Self::Qga => None,
@@ -69,7 +70,7 @@ impl Asker {
 }
 
 impl fmt::Display for Asker {
-    /// For people, as in `the host half SHA256:… for uid:0 root`.
+    /// Describes the client for users, as in `the host half SHA256:… for uid:0 root`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.who() {
             Who::Qga => return formatter.write_str("a QGA client"),

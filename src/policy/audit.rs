@@ -1,14 +1,15 @@
-//! What was asked of this guest, by whom, and what came of it: one record for each verb that changes something, for each
-//! that is denied, and for each that would be.
+//! Audit records: which calls were made on this guest, by whom, and with which result. There is one record for
+//! each verb that changes something, for each that is denied, and for each that would be denied.
 //!
 //! ```text
 //! protocol ──▶ Record ──▶ the log, with fields for journald
 //!                  └────▶ a file of JSON lines, if the settings name one
 //! ```
 //!
-//! A record never has what a file or a program's output contains, no arguments, no environment and no secret. Records of
-//! what was carried out are all written; of denials only so many ([`denials`](super::denials)), and the next one of the same kind, or a
-//! line of its own, says how many were left out.
+//! A record never contains the contents of a file, a program's output, arguments, environment or secrets. Calls
+//! that were carried out are always recorded. Denials are recorded at a limited rate
+//! ([`denials`](super::denials)); the next record of the same kind, or a line of its own, says how many were left
+//! out.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,31 +26,31 @@ use crate::policy::role::Role;
 use crate::policy::rules::{Mode, Who};
 use crate::sys::logging;
 
-/// Characters of a client's words in a record.
+/// Maximum number of characters of a client's text in a record.
 const MAX_WORDS: usize = 256;
-/// Records that wait to be written to the file.
+/// Maximum number of records that wait to be written to the file.
 const QUEUE: usize = 256;
-/// In the place of a role and of a verb: a connection that was not let in.
+/// Role and verb in the record of a refused connection.
 const SESSION: &str = "session";
 const CONNECT: &str = "connect";
-/// Different uses that are told apart while nothing is enforced.
+/// Maximum number of distinct uses that are remembered while nothing is enforced.
 const MAX_USES: usize = 1024;
 
-/// The number of a call, by which the records of both ends are joined.
+/// Identifier of a call, by which the records of both ends can be joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Id(u128);
 
 impl Id {
-    /// Reads 32 hexadecimal digits.
+    /// Parses 32 hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         digits.then(|| u128::from_str_radix(text, 16).ok().map(Self)).flatten()
     }
 
-    /// A new one.
+    /// Generates a new identifier.
     pub fn random() -> Self {
         let mut bytes = [0; 16];
-        // It names a record, and protects nothing: without random numbers all records have the same name.
+        // The identifier protects nothing, so a failure is harmless: all records then have the same one.
         let _ = SystemRandom::new().fill(&mut bytes);
         Self(u128::from_be_bytes(bytes))
     }
@@ -61,44 +62,44 @@ impl std::fmt::Display for Id {
     }
 }
 
-/// What a call turned out to be about; told by what carries it out.
+/// Details of a call that are known only while it is carried out, and set by the code that does so.
 #[derive(Debug, Default)]
 pub struct Noted {
-    /// Such as the path of a program, in the client's words.
+    /// Object of the call, such as the path of a program, as the client wrote it.
     pub subject: OnceLock<String>,
-    /// The path when every link is followed.
+    /// Path with every link resolved.
     pub path: OnceLock<String>,
-    /// The role that it needed, if not that of its verb.
+    /// Role that the call needed, if not that of its verb.
     pub role: OnceLock<Role>,
-    /// Why it was denied.
+    /// Reason why the call was denied.
     pub denied: OnceLock<String>,
-    /// Why it would have been.
+    /// Reason why the call would be denied if the grants were enforced.
     pub would_deny: OnceLock<String>,
 }
 
-/// One call.
+/// Call that has ended, to be recorded.
 #[derive(Debug)]
 pub struct Record<'a> {
-    /// Its number, if the host half gave it one.
+    /// Identifier of the call, if the host half gave it one.
     pub id: Option<Id>,
-    /// Who called.
+    /// Client that made the call.
     pub who: Who<'a>,
-    /// For whom; of QGA the client.
+    /// User that the client acts for; for QGA, the client.
     pub caller: &'a str,
-    /// The role of the verb.
+    /// Role of the verb.
     pub role: Role,
-    /// The verb.
+    /// Name of the verb.
     pub verb: &'a str,
-    /// What it was about.
+    /// Details that were set while the call was carried out.
     pub noted: &'a Noted,
-    /// How it ended, in words; `done` without a fault.
+    /// Result in words; `done` on success.
     pub result: &'a str,
-    /// How long it took.
+    /// Duration of the call.
     pub took: Duration,
 }
 
 impl Record<'_> {
-    /// `allowed`, `denied` or `would-deny`.
+    /// Returns the decision in one word: `allowed`, `denied` or `would-deny`.
     fn decision(&self) -> &'static str {
         match (self.noted.denied.get(), self.noted.would_deny.get()) {
             (Some(_), _) => "denied",
@@ -107,7 +108,7 @@ impl Record<'_> {
         }
     }
 
-    /// For people: one line.
+    /// Formats the record as one line for users.
     fn line(&self, more: u64) -> String {
         let peer = match self.who {
             Who::Qga => printable(self.caller),
@@ -133,7 +134,8 @@ fn with_caller(host: &str, caller: &str) -> String {
     if caller.is_empty() { host.to_owned() } else { format!("{host} for {}", printable(caller)) }
 }
 
-/// A line of the log stays one line, and of a bounded length, whatever a client says.
+/// Escapes control characters and limits the length, so that a record stays one line of the log whatever a client
+/// sends.
 pub fn printable(words: &str) -> String {
     let mut text = String::new();
     for character in words.chars().take(MAX_WORDS) {
@@ -142,7 +144,7 @@ pub fn printable(words: &str) -> String {
     text
 }
 
-/// Where records go; clones share it.
+/// Destinations of the records; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Audit(Arc<Inner>);
 
@@ -156,24 +158,24 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     denials: Denials,
-    /// What was done at least once.
+    /// Uses seen at least once: host, caller and role.
     uses: BTreeSet<(String, String, Role)>,
 }
 
-/// A connection that was not let in.
+/// Connection that was refused.
 #[derive(Debug, Clone, Copy)]
 pub struct Refusal<'a> {
-    /// Its name: the channel, and where it came from.
+    /// Name of the peer: the channel, and the address it connected from.
     pub peer: &'a str,
-    /// The fingerprint of the key that it showed, or `plain` if it had none; empty if that is not known.
+    /// Fingerprint of the key that the peer showed, or `plain` if it had none; empty if unknown.
     pub host: &'a str,
-    /// A word for why, which tells refusals apart that are counted by themselves.
+    /// Keyword for the reason; refusals are counted separately for each.
     pub kind: &'static str,
-    /// Why, for people.
+    /// Reason, as text for users.
     pub why: &'a str,
 }
 
-/// What is written of one call, or of one connection.
+/// Fields of one record, of a call or of a connection.
 struct Entry<'a> {
     id: Id,
     host: &'a str,
@@ -186,12 +188,13 @@ struct Entry<'a> {
     reason: &'a str,
     result: &'a str,
     took: Duration,
-    /// So many of the same kind were denied before, and are not recorded.
+    /// Number of earlier denials of the same kind that were not recorded.
     more: u64,
 }
 
 impl Audit {
-    /// Records go to the log, and to `file` if there is one: appended, for root alone if it is new.
+    /// Starts recording, to the log and to `file` if there is one. The file is appended to; a new one is accessible to
+    /// root only.
     ///
     /// # Errors
     /// If the file cannot be opened.
@@ -201,8 +204,8 @@ impl Audit {
         Ok(Self(Arc::new(Inner { mode, file, state: Mutex::default() })))
     }
 
-    /// Whether a call that changes nothing is written down, too: while nothing is enforced, the first of each kind is, so
-    /// that grants can be made from the records.
+    /// Returns whether a call that changes nothing is to be recorded as well. While nothing is enforced, the first one
+    /// of each kind is, so that grants can be derived from the records.
     pub fn is_new(&self, who: &Who<'_>, caller: &str, role: Role) -> bool {
         if self.0.mode != Mode::Audit {
             return false;
@@ -211,7 +214,7 @@ impl Audit {
         uses.len() < MAX_USES && uses.insert((who.to_string(), caller.to_owned(), role))
     }
 
-    /// Writes down a call that has ended.
+    /// Records a call that has ended.
     pub fn record(&self, record: &Record<'_>) {
         let role = record.noted.role.get().copied().unwrap_or(record.role);
         let (host, caller, result) =
@@ -225,7 +228,7 @@ impl Audit {
         };
         let subject = record.noted.path.get().or(record.noted.subject.get());
         let subject = subject.map(|subject| printable(subject)).unwrap_or_default();
-        // What was asked for, if that is not what it turned out to be.
+        // The path as the client wrote it, if it resolves to a different one.
         let given = record.noted.path.get().and(record.noted.subject.get());
         let given = given.map(|given| printable(given)).filter(|given| *given != subject).unwrap_or_default();
         let reason = record.noted.denied.get().or(record.noted.would_deny.get());
@@ -246,7 +249,7 @@ impl Audit {
         self.write(&record.line(more), &entry);
     }
 
-    /// Writes down that a connection was not let in.
+    /// Records that a connection was refused.
     pub fn refused(&self, refusal: &Refusal<'_>) {
         let Refusal { peer, host, kind, why } = *refusal;
         let (caller, reason) = (printable(peer), printable(why));
@@ -313,11 +316,12 @@ impl Audit {
         );
     }
 
-    /// Says how many denials were left out and how many records were lost, if there were any: nothing may follow them.
+    /// Reports how many denials were left out and how many records were lost. Called regularly, because no further
+    /// record may follow that would report it.
     pub fn tick(&self) {
         let left_out = self.state().denials.settle(Instant::now());
         for (of, more) in left_out {
-            // Of connections, what was denied is told apart by why.
+            // Refused connections have the keyword of the reason in the place of the role.
             let (host, caller, role) = match (of.who.as_str(), of.caller.as_str()) {
                 (SESSION, host) => (host, "", SESSION),
                 (host, caller) => (host, caller, of.role),
@@ -336,7 +340,7 @@ impl Audit {
         }
     }
 
-    /// Writes a line that is no record; if it is lost, so many records are.
+    /// Writes a line that reports on `records` records; if the line is lost, that many count as lost.
     fn tell(&self, mut told: serde_json::Value, records: u64) {
         let Some((_, file)) = &self.0.file else { return };
         told["time"] = logging::timestamp(SystemTime::now()).into();
@@ -344,7 +348,7 @@ impl Audit {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that is done under the lock leaves it half changed.
+        // No update under the lock can be left half done, so a poisoned lock is safe to use.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -369,7 +373,7 @@ mod tests {
         assert_ne!(Id::random(), Id::random());
     }
 
-    /// With /dev/full each line is lost, and so is what it says of those before.
+    /// With /dev/full each line is lost, and so is its report on the records before.
     #[test]
     fn records_that_are_lost_on_a_full_disk_are_all_counted() {
         let audit = Audit::start(Mode::Enforce, Some(Path::new("/dev/full"))).unwrap();
@@ -379,7 +383,7 @@ mod tests {
             audit.refused(&refusal);
             assert!(file.finish(Duration::from_secs(20)));
         }
-        // Those that were left out, too, once they are told.
+        // The tick reports the denials that were left out, and that line is lost as well.
         audit.tick();
         assert!(file.finish(Duration::from_secs(20)));
         audit.tick();

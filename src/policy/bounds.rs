@@ -1,4 +1,4 @@
-//! What the settings of `[qga]`, and those of qemu-ga, forbid QGA clients: whatever a grant gives them.
+//! Bounds that the settings of `[qga]`, and those of qemu-ga, set for QGA clients, whatever their grants allow.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,55 +6,55 @@ use std::path::{Path, PathBuf};
 use crate::policy::grant::within;
 use crate::policy::rules::{Asked, Detail, NOT_HERE};
 
-/// What commands are limited to beyond the lists.
+/// Restrictions on the arguments of commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// The only programs that guest-exec runs, and those below folders that are named here.
+    /// Only programs that guest-exec may run: files, or directories with everything below them.
     pub exec_paths: Option<Vec<PathBuf>>,
-    /// The only files that guest-file-open opens, and those below folders that are named here.
+    /// Only files that guest-file-open may open: files, or directories with everything below them.
     pub file_paths: Option<Vec<PathBuf>>,
-    /// guest-file-open opens for reading only.
+    /// True if guest-file-open may open files for reading only.
     pub files_read_only: bool,
-    /// Passwords may be set.
+    /// True if passwords may be set.
     pub passwords: bool,
 }
 
 impl Default for Limits {
-    /// As with qemu-ga: none.
+    /// No restrictions, as with qemu-ga.
     fn default() -> Self {
         Self { exec_paths: None, file_paths: None, files_read_only: false, passwords: true }
     }
 }
 
-/// The lists of commands, and what the others are limited to.
+/// Lists of commands, and restrictions on the arguments of those that may be called.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Bounds {
-    /// The only commands that may be called.
+    /// Only commands that may be called, if set.
     pub allow: Option<Vec<String>>,
-    /// Commands that may not be called, allowed or not.
+    /// Commands that may not be called, even if they are in `allow`.
     pub block: Vec<String>,
-    /// What commands are limited to.
+    /// Restrictions on the arguments of the commands that may be called.
     pub limits: Limits,
 }
 
-/// What a bound says to a call that it forbids.
+/// Bound that forbids a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound<'a> {
-    /// The lists do not have the command, or block it.
+    /// The command is blocked, or not among those that may be called.
     Command,
     /// The program is not among those that may be run.
     Program(&'a Path),
-    /// Programs are limited, and by an environment others could be run.
+    /// Programs are restricted, and environment variables could make them run others.
     Environment,
-    /// Programs are limited, and by the directory in which one starts others could be run.
+    /// Programs are restricted, and a working directory could make them run others.
     Directory,
-    /// Files are for reading only.
+    /// Files may be opened for reading only.
     ReadOnly,
     /// The file is not among those that may be opened.
     File {
-        /// Its path.
+        /// Path of the file.
         path: &'a Path,
-        /// The guest has it at that path.
+        /// True if the guest has the file at that path.
         is_here: bool,
     },
     /// Passwords may not be set.
@@ -90,7 +90,7 @@ fn among(what: &str, path: &Path) -> String {
 }
 
 impl Bounds {
-    /// What forbids the call, if something does.
+    /// Returns the bound that forbids the call, if any does.
     pub fn forbid<'a>(&self, asked: &Asked<'a>) -> Option<Bound<'a>> {
         let has = |list: &Vec<String>| list.iter().any(|name| name == asked.verb);
         if has(&self.block) || !self.allow.as_ref().is_none_or(has) {

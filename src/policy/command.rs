@@ -5,32 +5,32 @@ use std::path::PathBuf;
 
 use lexopt::prelude::{Long, Short, Value, ValueExt as _};
 
-/// What is asked for.
+/// Subcommand of `guestlet policy`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// What is in force.
+    /// Show the rules in force.
     Show,
-    /// Grants made from audit records.
+    /// Suggest grants for the calls in audit records.
     Suggest,
 }
 
-/// What the command line says.
+/// Parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Command {
-    /// What is asked for.
+    /// Subcommand to run.
     pub verb: Verb,
-    /// The settings file that was named.
+    /// Settings file, if one was named.
     pub settings: Option<PathBuf>,
-    /// As JSON.
+    /// Print JSON.
     pub json: bool,
-    /// The audit records, if not those of the settings.
+    /// File of audit records, if not that of the settings.
     pub file: Option<PathBuf>,
 }
 
-/// Reads what stands behind `policy`.
+/// Parses the words after `policy`.
 ///
 /// # Errors
-/// At a word or an option that is not known.
+/// An unknown word or option.
 pub fn parse(words: &[OsString]) -> Result<Command, lexopt::Error> {
     let mut parser = lexopt::Parser::from_args(words);
     let (mut verb, mut settings, mut json, mut file) = (None, None, false, None);

@@ -1,7 +1,9 @@
-//! How many denials are written down, of each who asks: whoever is denied again and again hides nobody else's denials.
+//! Rate limit on the denials that are recorded, separate for each client: a client that is denied over and over
+//! cannot hide the denials of others.
 //!
-//! What is told apart is who asks, for whom, and for which role; of one who asks, so many, and all in all so many. The rest is counted
-//! together: who it is may be in the hand of whoever floods.
+//! Denials are distinguished by client, by the caller that it acts for, and by role. The number of separate counts
+//! is limited, for one client and in total; beyond that, denials are counted together. The limits are needed
+//! because a flooding client may be able to choose these names.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,36 +12,37 @@ use tokio::time::Instant;
 
 use crate::pace::{Held, Rate, settle};
 
-/// Denials that are written down.
+/// Rate at which denials of one kind are recorded.
 const RATE: Rate = Rate { burst: 20, again: Duration::from_secs(1) };
-/// Callers and roles of one who asks that are counted by themselves.
+/// Maximum number of separate counts (callers and roles) for one client.
 const MOST_OF_ONE: usize = 32;
-/// The same of all.
+/// Maximum number of separate counts in total.
 const MOST: usize = 256;
-/// After how long one who is denied nothing is forgotten.
+/// Time without denials after which a count is forgotten.
 const IDLE: Duration = Duration::from_secs(60);
-/// The name of those who are counted together.
+/// Name under which further denials are counted together.
 const OTHERS: &str = "others";
 
-/// Whose denials are counted together.
+/// Key by which denials are counted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Of {
-    /// As records name the host half, or QGA.
+    /// Host half or QGA, as records name it.
     pub who: String,
-    /// For whom it asks, without what changes with each connection.
+    /// User that it acts for, without the parts that change with each connection.
     pub caller: String,
-    /// The role that was missing, or another word for what was denied.
+    /// Role that was missing, or another keyword for what was denied.
     pub role: &'static str,
 }
 
 impl Of {
-    /// Of a record with these.
+    /// Creates the key for a record with these values.
     pub fn new(who: &str, caller: &str, role: &'static str) -> Self {
         Self { who: who.to_owned(), caller: lasting(caller), role }
     }
 }
 
-/// A caller without the number of its process, or its port on vsock: one who connects anew is the same one.
+/// Removes the process ID or the vsock port from a caller, so that a client that reconnects is counted as the same
+/// one.
 fn lasting(caller: &str) -> String {
     if let Some((channel, process)) = caller.split_once(" (pid ") {
         let user = process.split_once(", ").map_or("", |(_, user)| user);
@@ -49,12 +52,13 @@ fn lasting(caller: &str) -> String {
     peer.map_or_else(|| caller.to_owned(), |(cid, _)| format!("vsock {cid}"))
 }
 
-/// The denials of all who ask.
+/// Counts of the denials of all clients.
 #[derive(Debug, Default)]
 pub struct Denials(BTreeMap<Of, Held>);
 
 impl Denials {
-    /// Whether one more is written down: then with how many of the same were left out since the last one that was.
+    /// Returns, if one more denial may be recorded, the number of the same kind that were left out since the last
+    /// record.
     pub fn admit(&mut self, of: Of, now: Instant) -> Option<u64> {
         let others = |who: &str| Of { who: who.to_owned(), caller: OTHERS.to_owned(), role: of.role };
         let of_one = || self.0.keys().filter(|known| known.who == of.who).count();
@@ -71,7 +75,8 @@ impl Denials {
         held.admit(RATE, now).then(|| held.take_left_out())
     }
 
-    /// Takes how many were left out and are not told yet, and forgets who was denied nothing for a while.
+    /// Takes the numbers of denials that were left out and not yet reported. Forgets clients that were not denied
+    /// anything for a while.
     pub fn settle(&mut self, now: Instant) -> Vec<(Of, u64)> {
         settle(&mut self.0, IDLE, now)
     }

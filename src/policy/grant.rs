@@ -1,4 +1,4 @@
-//! One `[[grant]]` of the settings: to whom it gives which roles.
+//! One `[[grant]]` of the settings: the client that it is for, and the roles that it gives.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,26 +9,26 @@ use crate::text::target::Target;
 use crate::text::wildcard;
 use crate::trust::Fingerprint;
 
-/// Bytes of the name of a caller, and of a pattern for it.
+/// Maximum length of the name of a caller, and of a pattern for it, in bytes.
 pub const MAX_CALLER: usize = 256;
 
-/// Whom a grant is for.
+/// Client that a grant is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
     /// The host half with this key.
     Key(Fingerprint),
-    /// Host halves whose certificate has this URI.
+    /// Host halves with this URI in their certificate.
     Name(String),
     /// Every host half that has proved a key.
     AnyKey,
-    /// Clients of QGA.
+    /// Clients of QGA, all of them.
     Qga,
-    /// Host halves that have proved nothing.
+    /// Host halves that have proved no key.
     Plain,
 }
 
 impl Host {
-    /// Whether `who` is meant.
+    /// Returns whether `who` is covered.
     pub fn means(&self, who: &Who<'_>) -> bool {
         match (self, who) {
             (Self::Qga, Who::Qga) | (Self::Plain, Who::Plain { .. }) | (Self::AnyKey, Who::Keyed(_)) => true,
@@ -40,7 +40,7 @@ impl Host {
 }
 
 impl fmt::Display for Host {
-    /// As the settings write it.
+    /// Formats the client as the settings write it.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Key(fingerprint) => fingerprint.fmt(formatter),
@@ -52,66 +52,67 @@ impl fmt::Display for Host {
     }
 }
 
-/// A pattern for the callers that a host half names; `*` stands for any characters, and for none.
+/// Pattern for the callers that a host half names; `*` stands for any number of characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller(String);
 
 impl Caller {
-    /// The pattern as the settings have it.
+    /// Creates a pattern from the text in the settings.
     pub fn new(pattern: impl Into<String>) -> Self {
         Self(pattern.into())
     }
 
-    /// Everybody, and whom the host half does not name.
+    /// Creates the pattern that matches every caller, named or not.
     pub fn any() -> Self {
         Self::new("*")
     }
 
-    /// The pattern.
+    /// Returns the pattern as the settings have it.
     pub fn pattern(&self) -> &str {
         &self.0
     }
 
-    /// Whether `caller` fits; one that is not named is empty.
+    /// Returns whether the pattern matches `caller`, which is empty if the host half does not name one.
     pub fn fits(&self, caller: &str) -> bool {
         wildcard::matches(&self.0, caller)
     }
 }
 
-/// Roles for somebody.
+/// Grant of roles to a host half or to QGA clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// File and line, for people.
+    /// File and line of the grant, for messages.
     pub origin: String,
-    /// Who has them.
+    /// Client that the grant is for.
     pub host: Host,
-    /// For whom that one asks.
+    /// Users that the client acts for.
     pub caller: Caller,
-    /// The roles.
+    /// Roles that it gives.
     pub roles: Roles,
-    /// The only programs that may be run by it: files, and directories with all that is below them.
+    /// Only programs that may be run by it: files, or directories with everything below them.
     pub exec: Option<Vec<PathBuf>>,
-    /// The only users that programs may be run as by it, by their login names.
+    /// Only users that programs may be run as by it, by their login names.
     pub users: Option<Vec<String>>,
-    /// The only files that may be opened by it: files, and directories with all that is below them.
+    /// Only files that may be opened by it: files, or directories with everything below them.
     pub files: Option<Vec<PathBuf>>,
-    /// What may be reached through the guest by it.
+    /// Targets that may be reached through the guest by it.
     pub forward: Vec<Target>,
 }
 
 impl Grant {
-    /// Whether it is for `caller` of `who`.
+    /// Returns whether the grant is for `who` when it acts for `caller`.
     pub fn is_for(&self, who: &Who<'_>, caller: &str) -> bool {
         self.host.means(who) && self.caller.fits(caller)
     }
 
-    /// Whether it gives `role` for that.
+    /// Returns whether the grant gives `role` for a call with this detail.
     pub fn gives(&self, role: Role, detail: &Detail<'_>) -> bool {
         self.roles.has(role)
             && match detail {
                 Detail::None | Detail::Password => true,
-                // By variables such as LD_PRELOAD most programs run others, and scripts run what they name without a path, or with
-                // a relative one, from where they start.
+                // With exec.paths, environment and working directory are not allowed. Variables such as LD_PRELOAD make most
+                // programs run others, and a script runs what it names without a path, or with a relative one, from its
+                // working directory.
                 Detail::Program { path, environment, directory, user } => {
                     let is_plain = !environment && !directory;
                     self.exec.as_deref().is_none_or(|paths| within(path, paths) && is_plain)
@@ -125,7 +126,8 @@ impl Grant {
     }
 }
 
-/// Whether a path is one of these or below one of them, by whole components: /usr/bin does not cover /usr/bin-evil.
+/// Returns whether a path equals one of `paths` or is below one of them, by whole components: /usr/bin does not
+/// cover /usr/bin-evil.
 pub(super) fn within(path: &Path, paths: &[PathBuf]) -> bool {
     paths.iter().any(|allowed| path.starts_with(allowed))
 }

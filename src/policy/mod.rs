@@ -1,4 +1,4 @@
-//! Who may do what in this guest: roles, the grants that give them, and one pure decision.
+//! Authorisation in this guest: roles, the grants that give them, and one pure decision.
 //!
 //! ```text
 //! settings ──▶ Rules ─┐
@@ -6,8 +6,9 @@
 //! verb, detail ───────┘
 //! ```
 //!
-//! Each verb has one role: the commands of QGA in the table of [`crate::qga`], the methods of the guestlet API in [`verbs`].
-//! The protocols ask [`Rules::decide`] and carry out what it says; [`audit`] writes down what was asked and what came of it.
+//! Each verb has one role: the commands of QGA in the table of [`crate::qga`], the methods of the guestlet API in
+//! [`verbs`]. The protocols call [`Rules::decide`] and carry out its decision; [`audit`] records the call and its
+//! result.
 //!
 //! To add a role: its line in [`role`], and the verbs that need it.
 

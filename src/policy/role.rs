@@ -1,35 +1,35 @@
-//! Roles, and the profiles that name several of them.
+//! Roles, and the profiles, which are named sets of roles.
 
 use std::fmt;
 
-/// What somebody may be allowed to do.
+/// Class of verbs that may be allowed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Read what the guest is: its name, addresses, disks, file systems, users; and its events.
+    /// Read the guest's state: its name, addresses, disks, file systems and users; and its events.
     Status,
-    /// Read its counters: load, processors, disks.
+    /// Read the guest's metrics: load, processors, disks.
     Metrics,
-    /// Read its logs.
+    /// Read the guest's logs.
     Logs,
-    /// Tell it where it runs, and so change the labels of its Node; have it check its own node ports.
+    /// Set the guest's topology, and with it the labels of its Node; have it check its own node ports.
     Topology,
-    /// Freeze and thaw its file systems.
+    /// Freeze and thaw the guest's file systems.
     Freeze,
-    /// Find, release and trim disks, and open the stream on which the guest asks for volumes.
+    /// Find, release and trim disks, and open the stream on which the guest requests volumes.
     Disks,
-    /// Read files.
+    /// Read files of the guest.
     FilesRead,
-    /// Write files, and read them.
+    /// Write and read files of the guest.
     FilesWrite,
-    /// Run programs.
+    /// Run programs in the guest.
     Exec,
-    /// Reach its ports.
+    /// Connect to ports and unix sockets through the guest.
     Forward,
-    /// Shut it down or suspend it, and set its clock, processors and memory.
+    /// Shut the guest down or suspend it, and set its clock, processors and memory.
     Power,
-    /// Change who may log in.
+    /// Change who may log in to the guest.
     Accounts,
-    /// Replace its own key, and that of the guest.
+    /// Replace the host half's own key, and that of the guest.
     Keys,
 }
 
@@ -51,12 +51,12 @@ const WORDS: [(Role, &str); 13] = [
 ];
 
 impl Role {
-    /// Its word in settings and in audit records.
+    /// Returns the role's word in settings and in audit records.
     pub const fn word(self) -> &'static str {
         WORDS[self as usize].1
     }
 
-    /// The role of this word.
+    /// Returns the role with this word.
     pub fn named(word: &str) -> Option<Self> {
         WORDS.iter().find(|(_, known)| *known == word).map(|(role, _)| *role)
     }
@@ -68,11 +68,11 @@ impl fmt::Display for Role {
     }
 }
 
-/// A set of roles. Whoever may write files may read them, too.
+/// Set of roles. The role to write files includes that to read them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Roles(u16);
 
-/// What qemu-ga lets its clients do.
+/// Roles that allow what qemu-ga allows its clients.
 pub const QEMU_GA: Roles = Roles::of(&[
     Role::Status,
     Role::Metrics,
@@ -85,11 +85,11 @@ pub const QEMU_GA: Roles = Roles::of(&[
     Role::Accounts,
 ]);
 
-/// What a host half that has proved nothing may do in a guest without keys and grants for it: no programs and no files, which
-/// whoever reaches the channel could otherwise use.
+/// Roles of a host half that has proved no key, in a guest without keys and without grants for it. Programs and
+/// files are not among them, because every process that can reach the channel has these roles.
 pub const PLAIN: Roles = QEMU_GA.without(Role::Exec).without(Role::FilesWrite).without(Role::FilesRead);
 
-/// The profiles of the settings.
+/// Profiles that settings can name.
 pub const PROFILES: [(&str, Roles); 4] = [
     ("qemu-ga", QEMU_GA),
     ("monitor", Roles::of(&[Role::Status, Role::Metrics, Role::Logs])),
@@ -112,10 +112,10 @@ pub const PROFILES: [(&str, Roles); 4] = [
 ];
 
 impl Roles {
-    /// No role.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// These roles.
+    /// Creates the set of these roles.
     pub const fn of(roles: &[Role]) -> Self {
         let mut set = Self::NONE;
         let mut place = 0;
@@ -126,17 +126,17 @@ impl Roles {
         set
     }
 
-    /// Those of a profile, by its name.
+    /// Returns the roles of a profile, by its name.
     pub fn of_profile(name: &str) -> Option<Self> {
         PROFILES.iter().find(|(known, _)| *known == name).map(|(_, roles)| *roles)
     }
 
-    /// Those of a word that names a role or a profile.
+    /// Returns the roles of a word that names a role or a profile.
     pub fn of_word(word: &str) -> Option<Self> {
         Role::named(word).map(|role| Self::NONE.with(role)).or_else(|| Self::of_profile(word))
     }
 
-    /// These and one more.
+    /// Returns the set with one more role.
     #[must_use]
     pub const fn with(self, role: Role) -> Self {
         let more = 1 << role as u16;
@@ -144,34 +144,34 @@ impl Roles {
         Self(self.0 | more | implied)
     }
 
-    /// These without one.
+    /// Returns the set without one role.
     #[must_use]
     pub const fn without(self, role: Role) -> Self {
         Self(self.0 & !(1 << role as u16))
     }
 
-    /// Whether a role is among them.
+    /// Returns whether the set contains a role.
     pub const fn has(self, role: Role) -> bool {
         self.0 & (1 << role as u16) != 0
     }
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Each of them.
+    /// Iterates over the roles, in the order in which they are declared.
     pub fn iter(self) -> impl Iterator<Item = Role> {
         WORDS.into_iter().map(|(role, _)| role).filter(move |role| self.has(*role))
     }
 }
 
-/// The words of all roles, for messages.
+/// Lists the words of all roles, for messages.
 pub fn words() -> String {
     WORDS.map(|(_, word)| word).join(", ")
 }
 
-/// The names of all profiles, for messages.
+/// Lists the names of all profiles, for messages.
 pub fn profiles() -> String {
     PROFILES.map(|(name, _)| name).join(", ")
 }

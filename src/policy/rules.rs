@@ -1,12 +1,13 @@
-//! The decision: whether somebody may call a verb, and which grant says so.
+//! The decision: whether a client may call a verb, and by which grant.
 //!
-//! In this order, the first that has something to say counts:
+//! The first of these that applies decides:
 //!
-//! 1. What the settings of `[qga]` forbid QGA clients ([`Bounds`]) is denied, in every mode.
-//! 2. What somebody has without a grant, unless a grant is for them: QGA clients everything that there was before there were
-//!    grants, plain host halves the same without programs and files; a keyed host half `status`, and the roles in the line of its key.
-//! 3. The grants that are for this host and this caller. They add up.
-//! 4. Everything else is denied, or would be: in the mode `audit` it passes.
+//! 1. The bounds that the settings of `[qga]` set ([`Bounds`]): what they forbid is denied, in every mode.
+//! 2. Defaults, for clients that no grant names: QGA clients may do everything that was possible before grants
+//!    existed, plain host halves the same without programs and files. A keyed host half has the role `status`, and
+//!    the roles in the line of its key.
+//! 3. The grants for this host and this caller. They add up.
+//! 4. Everything else is denied; in the mode `audit` it passes and is recorded.
 //!
 //! As soon as a guest has keys, a plain host half has the roles of `trust.plain` and no others, in every mode.
 
@@ -20,20 +21,20 @@ use crate::text::target::Target;
 use crate::trust::Peer;
 use crate::trust::peer::Keyed;
 
-/// Where the settings go that a message asks for.
+/// Directory of the settings that messages refer to.
 const FOLDER: &str = "/etc/guestlet/agent.d";
 
-/// Of a file, after its path, that it is not here.
+/// Phrase of a message, after a path: the file is not in this mount namespace.
 pub(super) const NOT_HERE: &str = ", which leads into another mount namespace or to a file that was removed";
 
-/// Who calls.
+/// Client that makes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who<'a> {
     /// A client of QGA.
     Qga,
-    /// A host half that has proved nothing.
+    /// A host half that has proved no key.
     Plain {
-        /// The guest was given keys of host halves: this is none of those.
+        /// The guest was given keys of host halves, so this one has none of them.
         guest_has_keys: bool,
     },
     /// A host half that has proved its key.
@@ -41,7 +42,7 @@ pub enum Who<'a> {
 }
 
 impl<'a> Who<'a> {
-    /// The peer of a connection of the guestlet API.
+    /// Returns the client at the other end of a connection of the guestlet API.
     pub fn peer(peer: &'a Peer, guest_has_keys: bool) -> Self {
         match peer {
             Peer::Plain => Self::Plain { guest_has_keys },
@@ -51,7 +52,7 @@ impl<'a> Who<'a> {
 }
 
 impl fmt::Display for Who<'_> {
-    /// As a grant for it names it, and audit records do: `qga`, `plain`, or the fingerprint of its key.
+    /// Formats the client as grants and audit records name it: `qga`, `plain`, or the fingerprint of its key.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Qga => formatter.write_str("qga"),
@@ -61,91 +62,91 @@ impl fmt::Display for Who<'_> {
     }
 }
 
-/// What a call is about, as far as grants look at it.
+/// Object of a call, as far as grants depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail<'a> {
-    /// Nothing, or it is not known yet: whether the verb may be called at all.
+    /// No object, or one that is not known yet: decides whether the verb may be called at all.
     None,
     /// A program is run.
     Program {
-        /// Its path when every link is followed.
+        /// Path of the program, with every link resolved.
         path: &'a Path,
-        /// It is given variables.
+        /// True if the caller passes environment variables.
         environment: bool,
-        /// It starts in a directory that the caller has chosen.
+        /// True if the caller chooses the working directory.
         directory: bool,
-        /// The login name of the user that it runs as.
+        /// Login name of the user that the program runs as.
         user: &'a str,
     },
     /// A file is opened.
     File {
-        /// Its path when every link is followed; as it was asked for, if it is not here.
+        /// Path with every link resolved, or as requested if the guest does not have the file there.
         path: &'a Path,
-        /// The guest has it at that path. Otherwise no limit of paths lets it be opened, and links of /proc have led into another mount
-        /// namespace.
+        /// True if the guest has the file at that path. If false, links of /proc have led into another mount namespace,
+        /// and no restriction to paths allows the file to be opened.
         is_here: bool,
-        /// To write to it.
+        /// True if the file is opened for writing.
         writes: bool,
     },
     /// A password is set.
     Password,
-    /// This is connected to.
+    /// A connection to this target is opened.
     Target(&'a Target),
 }
 
-/// A call that is to be decided on.
+/// Call to be decided on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked<'a> {
-    /// Who calls.
+    /// Client that makes the call.
     pub who: Who<'a>,
-    /// For whom, as the host half says; empty if it does not.
+    /// User that the host half acts for, in its own words; empty if it names none.
     pub caller: &'a str,
-    /// The verb.
+    /// Name of the verb.
     pub verb: &'a str,
-    /// Its role.
+    /// Role that the verb needs.
     pub role: Role,
-    /// What it is about.
+    /// Object of the call.
     pub detail: Detail<'a>,
-    /// It speaks about the protocol of QGA only, without which nothing else can be asked.
+    /// True if the call is about the QGA protocol itself, without which no other call can be made.
     pub protocol: bool,
 }
 
 impl<'a> Asked<'a> {
-    /// A call of a verb, about nothing.
+    /// Creates a call of a verb, without an object.
     pub fn new(who: Who<'a>, caller: &'a str, verb: &'a str, role: Role) -> Self {
         Self { who, caller, verb, role, detail: Detail::None, protocol: false }
     }
 }
 
-/// What is done with a call that no grant gives.
+/// Treatment of a call that no grant allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// It is denied.
+    /// The call is denied.
     #[default]
     Enforce,
-    /// It passes, and is written down.
+    /// The call passes, and is recorded.
     Audit,
 }
 
-/// Everything that decisions are made from.
+/// Rules by which calls are decided, from the settings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
-    /// What is done with what no grant gives.
+    /// Treatment of calls that no grant allows.
     pub mode: Mode,
     /// The grants, in the order of the settings.
     pub grants: Vec<Grant>,
-    /// What a plain host half may do although the guest has keys.
+    /// Roles that a host half without a key has even if the guest has keys.
     pub plain: Roles,
-    /// What QGA clients may not do, whatever grants say.
+    /// Bounds for QGA clients, which hold whatever their grants allow.
     pub bounds: Bounds,
 }
 
-/// What lets a call pass.
+/// Reason why a call is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By<'r> {
-    /// A grant.
+    /// A grant allows it.
     Grant(&'r Grant),
-    /// What holds without a grant, in words.
+    /// A default allows it, which these words name.
     Default(&'static str),
 }
 
@@ -158,16 +159,16 @@ impl fmt::Display for By<'_> {
     }
 }
 
-/// Why a call is denied.
+/// Reason why a call is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why<'a> {
-    /// The settings of `[qga]` forbid it.
+    /// A bound of the settings of `[qga]` forbids it.
     Bound(Bound<'a>),
-    /// No grant gives it.
+    /// No grant allows it.
     NoGrant {
-        /// What was asked.
+        /// The call.
         asked: Asked<'a>,
-        /// There are grants of the role, for other programs or files.
+        /// True if a grant gives the role, but not for this program, file or target.
         elsewhere: bool,
     },
 }
@@ -236,7 +237,7 @@ impl fmt::Display for Why<'_> {
     }
 }
 
-/// Who calls, and for whom, for people.
+/// Formatter of the client and its caller, for messages.
 struct Subject<'s, 'a>(&'s Asked<'a>);
 
 impl fmt::Display for Subject<'_, '_> {
@@ -250,24 +251,24 @@ impl fmt::Display for Subject<'_, '_> {
     }
 }
 
-/// What becomes of a call.
+/// Outcome of the decision on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision<'a> {
-    /// It passes.
+    /// The call is allowed.
     Allowed(By<'a>),
-    /// It does not.
+    /// The call is denied.
     Denied(Why<'a>),
-    /// It passes, because nothing is enforced yet.
+    /// The call passes, because nothing is enforced yet.
     WouldDeny(Why<'a>),
 }
 
 impl Decision<'_> {
-    /// Whether the call may be carried out.
+    /// Returns whether the call may be carried out.
     pub fn passes(&self) -> bool {
         !matches!(self, Self::Denied(_))
     }
 
-    /// The word of audit records.
+    /// Returns the decision's word in audit records.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Allowed(_) => "allowed",
@@ -278,13 +279,13 @@ impl Decision<'_> {
 }
 
 impl Rules {
-    /// Whether a call may be carried out, and why. Allocates nothing.
+    /// Decides whether a call may be carried out, and why. Allocates nothing.
     pub fn decide<'a>(&'a self, asked: &Asked<'a>) -> Decision<'a> {
         if asked.who == Who::Qga { self.decide_command(asked) } else { self.granted(asked) }
     }
 
-    /// The same of a command of QGA, or a verb that does what one does: what the settings of `[qga]` forbid is forbidden to
-    /// everybody who asks for it.
+    /// Decides likewise on a command of QGA, or on a verb that does the same as one: the bounds of `[qga]` hold for
+    /// every client that calls it.
     pub fn decide_command<'a>(&'a self, asked: &Asked<'a>) -> Decision<'a> {
         match self.bounds.forbid(asked) {
             Some(bound) => Decision::Denied(Why::Bound(bound)),
@@ -292,7 +293,7 @@ impl Rules {
         }
     }
 
-    /// The same without what the settings of `[qga]` forbid.
+    /// Decides likewise, without the bounds of `[qga]`.
     pub fn granted<'a>(&'a self, asked: &Asked<'a>) -> Decision<'a> {
         if let Some(words) = self.without_grant(asked) {
             return Decision::Allowed(By::Default(words));
@@ -305,7 +306,8 @@ impl Rules {
         }
         let elsewhere = grants.any(|grant| grant.roles.has(asked.role));
         let why = Why::NoGrant { asked: *asked, elsewhere };
-        // What a host half without a key is never given by itself, it does not get because somebody tries grants either.
+        // Roles that a host half without a key never has by default are denied in audit mode, too: trying out grants must
+        // not open them.
         let unproved = matches!(asked.who, Who::Plain { .. }) && !PLAIN.has(asked.role);
         if self.mode == Mode::Audit && !stranger && !unproved {
             Decision::WouldDeny(why)
@@ -314,14 +316,14 @@ impl Rules {
         }
     }
 
-    /// Whether a grant is for these, so that nothing else gives them anything.
+    /// Returns whether a grant names this host, which replaces the defaults.
     pub fn has_grant_for(&self, host: &Host) -> bool {
         self.grants.iter().any(|grant| grant.host == *host)
     }
 
-    /// What gives it without a grant, in words.
+    /// Returns the default that allows the call without a grant, in words.
     fn without_grant(&self, asked: &Asked<'_>) -> Option<&'static str> {
-        // Only grants name targets.
+        // Targets need a grant: no default names any.
         if matches!(asked.detail, Detail::Target(_)) {
             return None;
         }
@@ -340,7 +342,7 @@ impl Rules {
         }
     }
 
-    /// Whether what guest-exec runs has to be looked at, path by path.
+    /// Returns whether the programs of guest-exec have to be checked one by one, by path and user.
     pub fn looks_at_programs(&self) -> bool {
         let limited = |grant: &Grant| grant.exec.is_some() || grant.users.is_some();
         self.mode == Mode::Audit || self.bounds.limits.exec_paths.is_some() || self.grants.iter().any(limited)

@@ -1,4 +1,4 @@
-//! What is in force, for people and for programs: `guestlet policy show`.
+//! `guestlet policy show`: the rules in force, as text for users or as JSON for programs.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn mode(mode: Mode) -> &'static str {
     }
 }
 
-/// What these have without a grant, while none is for them.
+/// Returns the default roles of a host; none if a grant names it.
 fn of_before(rules: &Rules, host: &Host) -> Option<Roles> {
     (!rules.has_grant_for(host)).then_some(if *host == Host::Plain { PLAIN } else { QEMU_GA })
 }
@@ -34,7 +34,7 @@ fn targets(grant: &Grant) -> Vec<String> {
     grant.forward.iter().map(ToString::to_string).collect()
 }
 
-/// For people.
+/// Formats the rules as text for users.
 pub fn table(rules: &Rules) -> String {
     let mut text = String::new();
     let meaning = match rules.mode {
@@ -76,7 +76,7 @@ fn row(grant: &Grant) -> [String; 4] {
     [grant.host.to_string(), grant.caller.pattern().to_owned(), grant.origin.clone(), roles]
 }
 
-/// What is kept from QGA clients by the settings of `[qga]`.
+/// Formats the bounds that the settings of `[qga]` set.
 fn bounds(rules: &Rules) -> String {
     let bounds = &rules.bounds;
     let mut lines = Vec::new();
@@ -107,7 +107,7 @@ fn bounds(rules: &Rules) -> String {
     )
 }
 
-/// For programs.
+/// Formats the rules as JSON.
 pub fn json(rules: &Rules) -> Value {
     let list = |roles: Roles| roles.iter().map(Role::word).collect::<Vec<_>>();
     let limits = &rules.bounds.limits;

@@ -1,5 +1,5 @@
-//! Grants made from what was done: `guestlet policy suggest` reads the audit records of a file and writes the `[[grant]]`
-//! tables that would give it all, and no more than settings can say.
+//! `guestlet policy suggest`: reads the audit records of a file and writes the `[[grant]]` tables that would allow
+//! the recorded calls, and no more than that, as far as settings can express it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::policy::role::{Role, Roles};
 use crate::text::target::Target;
 
-/// What is looked at of a record. Lines that only say how many were left out, or lost, have no decision.
+/// Fields of a record that are used. Lines that only report records that were left out or lost have no decision.
 #[derive(Debug, Deserialize)]
 struct Line {
     #[serde(default)]
@@ -28,16 +28,16 @@ struct Line {
     lost_before: u64,
 }
 
-/// Why a file cannot be used.
+/// Reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line} is not an audit record: {problem}")]
 pub struct NoRecord {
-    /// Its number, from 1.
+    /// Number of the line, from 1.
     line: usize,
     problem: String,
 }
 
-/// What somebody did.
+/// Calls of one client.
 #[derive(Debug, Default)]
 struct Seen {
     roles: Roles,
@@ -47,10 +47,10 @@ struct Seen {
     targets: BTreeSet<String>,
 }
 
-/// The tables, for the audit records of a file.
+/// Returns the tables for the audit records of a file.
 ///
 /// # Errors
-/// At the first line that is none.
+/// The first line that is not an audit record.
 pub fn tables(records: &str) -> Result<String, NoRecord> {
     let mut seen: BTreeMap<(String, Option<String>), Seen> = BTreeMap::new();
     let (mut denied, mut lost) = (0, 0);
@@ -67,7 +67,8 @@ pub fn tables(records: &str) -> Result<String, NoRecord> {
             continue;
         }
         let role = Role::named(&line.role).ok_or_else(|| wrong(format!("no role {:?}", line.role)))?;
-        // Settings name no callers of QGA and of those who have no key: anybody could say he were one.
+        // Grants to QGA clients and to host halves without a key do not depend on callers, because any of these clients
+        // could claim to be one.
         let named = !matches!(line.host.as_str(), "qga" | "plain");
         let caller = named.then_some(line.caller);
         let seen = seen.entry((line.host, caller)).or_default();
@@ -90,7 +91,7 @@ pub fn tables(records: &str) -> Result<String, NoRecord> {
 
 impl Seen {
     fn add(&mut self, role: Role, subject: String) {
-        // Where the record says no path, such as that of asking how a program does, the others of the role say it.
+        // Some calls, such as a query for a program's status, have no path. Others of the same role provide the paths.
         let has_path = subject.starts_with('/');
         match role {
             Role::Exec if has_path => drop(self.programs.insert(subject)),
@@ -107,7 +108,8 @@ impl Seen {
         }
     }
 
-    /// One table for what has no paths, and one for each kind of those: a table has one list of files for all its roles.
+    /// Writes one table for the roles without paths, and one for each role with paths, because a table has a single
+    /// list of files for all its roles.
     fn write(&self, text: &mut String, host: &str, caller: Option<&str>) {
         let roles: Vec<_> = self.roles.iter().map(Role::word).collect();
         let paths = [
@@ -141,7 +143,7 @@ fn table(text: &mut String, host: &str, caller: Option<&str>, roles: &[&str], li
     let _ = write!(text, "roles = [{}]\n{limit}", roles.join(", "));
 }
 
-/// A string of TOML.
+/// Quotes a text as a TOML string.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {

@@ -1,4 +1,4 @@
-//! The decision, case by case and as properties.
+//! Tests of the decision, as single cases and as properties.
 
 use std::path::Path;
 
@@ -53,7 +53,7 @@ fn grant(host: Host, caller: &str, roles: &[Role]) -> Grant {
     }
 }
 
-/// The roles that somebody has.
+/// Returns the roles that a client has.
 fn has(rules: &Rules, who: Who<'_>, caller: &str) -> Vec<Role> {
     let passes = |role: &Role| rules.decide(&Asked::new(who, caller, "verb", *role)).passes();
     ROLES.into_iter().filter(passes).collect()
@@ -71,7 +71,7 @@ fn without_grants_and_keys_all_is_as_before() {
     let rules = Rules::default();
     let of_before: Vec<_> = QEMU_GA.iter().collect();
     assert_eq!(has(&rules, Who::Qga, ""), of_before);
-    // Programs and files are for nobody who has proved nothing.
+    // Clients that have proved no key have no roles for programs and files.
     let plain: Vec<_> = role::PLAIN.iter().collect();
     assert_eq!(has(&rules, PLAIN, ""), plain);
     assert!(
@@ -126,7 +126,7 @@ fn what_qga_is_forbidden_stays_so_whatever_is_granted_and_in_every_mode() {
         let asked = Asked::new(Who::Qga, "", "guest-exec", Role::Exec);
         assert_eq!(rules.decide(&asked), Decision::Denied(Why::Bound(Bound::Command)));
         assert!(rules.decide(&Asked { verb: "guest-exec-status", ..asked }).passes());
-        // The lists are those of QGA.
+        // The lists of commands hold for QGA only.
         let half = keyed(b"one");
         let who = Who::Keyed(&half);
         assert_eq!(rules.decide(&Asked { who, ..asked }).passes(), mode == Mode::Audit);
@@ -185,7 +185,7 @@ fn the_mode_audit_lets_pass_and_says_what_would_be_denied() {
     let half = keyed(b"one");
     let decision = rules.decide(&Asked::new(Who::Keyed(&half), "", "FindDisk", Role::Disks));
     assert!(decision.passes() && decision.word() == "would-deny", "{decision:?}");
-    // Whoever tries grants does not thereby let any process of the host run programs.
+    // Trying out grants must not let every process of the host run programs.
     for role in [Role::Exec, Role::FilesRead, Role::FilesWrite] {
         let decision = rules.decide(&Asked::new(PLAIN, "", "RunProgram", role));
         assert!(!decision.passes(), "{decision:?}");
@@ -258,7 +258,7 @@ fn grants() -> impl Strategy<Value = Grant> {
     })
 }
 
-/// Every question that these tests tell apart.
+/// Calls `ask` with every combination that these tests distinguish.
 fn everything(ask: &mut dyn FnMut(Asked<'_>)) {
     let halves = [keyed(b"a"), keyed(b"b"), keyed(b"c")];
     let mut all = vec![Who::Qga, PLAIN, STRANGER];
@@ -288,7 +288,7 @@ fn everything(ask: &mut dyn FnMut(Asked<'_>)) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The first grant for QGA, or for plain host halves, takes the place of what they had: of those it is left out.
+    /// The first grant for QGA, or for plain host halves, replaces their defaults, so those roles are not compared.
     #[test]
     fn a_further_grant_takes_nothing_away_and_gives_others_nothing(
         before in proptest::collection::vec(grants(), 0..4),

@@ -1,13 +1,14 @@
-//! The role of each method of the guestlet API, and the commands of QGA that it does the work of. (The commands of QGA have
-//! their roles in their own table.)
+//! Roles of the methods of the guestlet API, and the commands of QGA that each method corresponds to. (The
+//! commands of QGA have their roles in their own table.)
 //!
-//! To add a method: its row here, in the order of the names. One without a row is answered as if it did not exist, and a
-//! test fails. So does one if a command of QGA has no method here, and is not among those [`ONLY_BY_QGA`].
+//! To add a method: its row here, in the order of the names. A method without a row is answered as if it did not
+//! exist, and a test fails. A test also fails if a command of QGA has no method here and is not among those
+//! [`ONLY_BY_QGA`].
 
 use crate::policy::role::Role;
 use crate::policy::rules::Detail;
 
-/// The services of the control channel, as paths begin with them.
+/// Services of the control channel: the beginnings of their methods' paths.
 const GUEST: &str = "/guestlet.v1.Guest/";
 const ACCOUNTS: &str = "/guestlet.v1.Accounts/";
 const FILE_SYSTEMS: &str = "/guestlet.v1.FileSystems/";
@@ -23,28 +24,28 @@ const EXEC: &str = "/guestlet.v1.Exec/";
 const FORWARD: &str = "/guestlet.v1.Forward/";
 const COPIES: &str = "/guestlet.v1.Files/";
 
-/// A method.
+/// Method of the guestlet API, with the permissions that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verb {
-    /// What the paths of its service begin with.
+    /// Path of its service, up to and including the slash before the method's name.
     service: &'static str,
-    /// Its name.
+    /// Name of the method.
     pub name: &'static str,
-    /// What its caller has to have.
+    /// Role that its caller needs.
     pub role: Role,
-    /// Each call leaves a record, as it changes something.
+    /// True if each call is recorded, because it changes something.
     pub audited: bool,
-    /// The commands of QGA whose work it does: what the settings forbid of them is forbidden of it.
+    /// Commands of QGA that do the same: a bound that forbids one of them forbids the method.
     pub commands: &'static [&'static str],
-    /// What it is about, as far as the settings forbid that.
+    /// Object of the call, as far as the settings restrict it.
     pub detail: Detail<'static>,
-    /// It may be called while file systems are frozen.
+    /// True if it may be called while file systems are frozen.
     pub while_frozen: bool,
-    /// Who asks is told to whatever carries it out.
+    /// True if the client's identity is passed to the code that carries the call out.
     pub names_asker: bool,
 }
 
-/// What holds for most methods; rows say what they are on top of it.
+/// Defaults, which hold for most methods; a row overrides some of them.
 const USUAL: Verb = Verb {
     service: GUEST,
     name: "",
@@ -60,7 +61,7 @@ const fn verb(name: &'static str, role: Role, audited: bool) -> Verb {
     Verb { name, role, audited, ..USUAL }
 }
 
-/// A method that does what commands of QGA do: as they, not while file systems are frozen.
+/// Defines a method that does the same as commands of QGA: like them, it is refused while file systems are frozen.
 const fn does(
     service: &'static str,
     name: &'static str,
@@ -71,12 +72,12 @@ const fn does(
     Verb { service, name, role, audited, commands, while_frozen: false, ..USUAL }
 }
 
-/// All methods of the control channel.
+/// Every method of the control channel.
 pub static VERBS: &[Verb] = &[
     does(ACCOUNTS, "AddAuthorizedKeys", Role::Accounts, true, &["guest-ssh-add-authorized-keys"]),
-    // What the guest asks on it is decided by the host half.
+    // The host half decides on the calls that the guest makes on this stream.
     verb("Callback", Role::Disks, false),
-    // The figures of all these commands are among those that it tells. What is frozen can be looked at.
+    // It returns the figures of all these commands. Frozen file systems can be inspected.
     Verb {
         while_frozen: true,
         ..does(
@@ -94,10 +95,10 @@ pub static VERBS: &[Verb] = &[
         )
     },
     verb("Enroll", Role::Status, true),
-    // Each command is decided on, and written down, by itself.
+    // Each command is decided on and recorded separately.
     Verb { service: QGA, name: "ExecuteQga", names_asker: true, ..USUAL },
     verb("FindDisk", Role::Disks, false),
-    // Each connection is decided on, and written down, by itself.
+    // Each connection is decided on and recorded separately.
     Verb { service: FORWARD, name: "ForwardConnections", role: Role::Forward, names_asker: true, ..USUAL },
     Verb {
         names_asker: true,
@@ -133,20 +134,20 @@ pub static VERBS: &[Verb] = &[
     does(NETWORK, "ListRoutes", Role::Status, false, &["guest-network-get-route"]),
     does(ACCOUNTS, "ListUsers", Role::Status, false, &["guest-get-users"]),
     verb("Ping", Role::Status, false),
-    // Each file is decided on by itself; what is frozen can be read.
+    // Each file is decided on separately. Frozen file systems can be read.
     Verb {
         names_asker: true,
         while_frozen: true,
         ..does(COPIES, "ReadFiles", Role::FilesRead, true, &["guest-file-open"])
     },
-    // A record of it would be an entry that whoever reads the journal asks for at once.
+    // Not recorded: the record would be a new journal entry, which a client that follows the journal reads at once.
     Verb { service: JOURNAL, name: "ReadJournal", role: Role::Logs, ..USUAL },
     verb("ReleaseDisk", Role::Disks, true),
     does(ACCOUNTS, "RemoveAuthorizedKeys", Role::Accounts, true, &["guest-ssh-remove-authorized-keys"]),
     verb("ReplaceHostKey", Role::Keys, true),
     verb("RotateKey", Role::Keys, true),
-    // The program and the user are decided on by themselves, and none is started while file systems are frozen; the end is
-    // written down, too.
+    // The program and the user are decided on separately, and no program is started while file systems are frozen. The
+    // end of the program is recorded, too.
     Verb {
         names_asker: true,
         while_frozen: true,
@@ -179,7 +180,7 @@ pub static VERBS: &[Verb] = &[
     Verb { names_asker: true, ..does(COPIES, "WriteFiles", Role::FilesWrite, true, &[]) },
 ];
 
-/// Commands of QGA that have no method of their own: `guestctl qga` reaches them.
+/// Commands of QGA that have no method of their own; they can be called with `guestctl qga`.
 pub static ONLY_BY_QGA: &[&str] = &[
     "guest-exec-status",
     "guest-file-close",
@@ -196,7 +197,7 @@ pub static ONLY_BY_QGA: &[&str] = &[
     "guest-sync-delimited",
 ];
 
-/// The method that a request with this path calls.
+/// Finds the method for the path of a request.
 pub fn find(path: &str) -> Option<&'static Verb> {
     VERBS.iter().find(|verb| path.strip_prefix(verb.service) == Some(verb.name))
 }
@@ -205,7 +206,7 @@ pub fn find(path: &str) -> Option<&'static Verb> {
 mod tests {
     use super::*;
 
-    /// The files of the services that an agent answers on its control channel.
+    /// Proto files of the services that an agent serves on its control channel.
     const FILES: &[(&str, &str)] = &[
         ("guest.proto", GUEST),
         ("cloud.proto", HEALTH_CHECKS),

@@ -1,7 +1,7 @@
-//! The arguments of one call, taken one by one: what is wrong with one is said with its name.
+//! Arguments of one call, taken one by one, so that an error names the argument.
 //!
-//! Nothing of a value that is refused gets into the error: it may be a password, and as large as a message.
-//! To add a type: implement [`Value`] for it.
+//! No part of a refused value gets into the error: it may be a password, and as large as a message. To add a type:
+//! implement [`Value`] for it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,30 +11,30 @@ use serde_json::value::RawValue;
 
 use crate::qga::error::{Error, quoted};
 
-/// Members of one `arguments` object; no command has as many.
+/// Maximum number of members of one `arguments` object; no command has as many.
 const MAX_MEMBERS: usize = 32;
-/// Elements of a list, unless what they are says otherwise.
+/// Maximum number of elements of a list, unless their type sets a lower one.
 const MAX_ELEMENTS: usize = 65_536;
-/// Arguments and variables of a program: more than any kernel takes, whose bound is 6 MiB with 9 bytes for each of the
-/// shortest.
+/// Maximum number of arguments and variables of a program: more than any kernel accepts, whose limit is 6 MiB,
+/// with 9 bytes for each of the shortest.
 const MAX_WORDS: usize = 1 << 20;
 
-/// The arguments of one call, not looked at yet.
+/// Arguments of one call, not parsed yet.
 #[derive(Debug, Clone, Copy)]
 pub struct Arguments<'a>(Option<&'a str>);
 
 impl<'a> Arguments<'a> {
-    /// The `arguments` member of a request, which is an object if there is one.
+    /// Wraps the `arguments` member of a request, which must be an object if it is given.
     pub fn new(object: Option<&'a str>) -> Self {
         Self(object)
     }
 
-    /// The object's text.
+    /// Returns the JSON text of the object, if the request has one.
     pub fn text(self) -> Option<&'a str> {
         self.0
     }
 
-    /// For a command that takes no arguments.
+    /// Checks that there are no arguments, for a command that takes none.
     ///
     /// # Errors
     /// If there are any.
@@ -61,28 +61,28 @@ impl<'a> Arguments<'a> {
 
 fn invalid(error: &serde_json::Error) -> Error {
     let text = error.to_string();
-    // Line and column mean nothing to whoever made the request by a library.
+    // Leave out line and column, which are useless to a client that builds its requests with a library.
     let problem = text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
     Error::generic(format!("invalid arguments: {problem}"))
 }
 
-/// The members of an object that have not been taken yet.
+/// Members of an object that have not been taken yet.
 #[derive(Debug)]
 pub struct Members<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'a> Members<'a> {
-    /// Takes an argument that must be there.
+    /// Takes a required argument.
     ///
     /// # Errors
-    /// If it is missing or of another type.
+    /// If it is missing, or has the wrong type.
     pub fn required<T: Value<'a>>(&mut self, name: &str) -> Result<T, Error> {
         self.optional(name)?.ok_or_else(|| Error::argument(&quoted(name), "is missing"))
     }
 
-    /// Takes an argument that may be there.
+    /// Takes an optional argument.
     ///
     /// # Errors
-    /// If it is of another type.
+    /// If it has the wrong type.
     pub fn optional<T: Value<'a>>(&mut self, name: &str) -> Result<Option<T>, Error> {
         let Some(place) = self.0.iter().position(|(known, _)| known == name) else { return Ok(None) };
         let (_, value) = self.0.swap_remove(place);
@@ -98,29 +98,29 @@ impl<'a> Members<'a> {
     }
 }
 
-/// A value that an argument may have.
+/// Type of an argument.
 pub trait Value<'a>: Sized {
-    /// How many of them a list may have.
+    /// Maximum number of such values in a list.
     const MOST: usize = MAX_ELEMENTS;
 
     /// Reads the value.
     ///
     /// # Errors
-    /// If it is another one; says what it should be.
+    /// If the value has another type or is out of range; the error says what it should be.
     fn read(value: &'a RawValue) -> Result<Self, Refused>;
 }
 
-/// What was expected instead of a value.
+/// Error: the value is not what was expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// In a list: which element is meant.
+    /// Index of the element, if the value is a list.
     pub element: Option<usize>,
-    /// Such as "a string", to follow "must be".
+    /// Description of an acceptable value, to follow "must be", such as "a string".
     pub expected: Cow<'static, str>,
 }
 
 impl Refused {
-    /// The value should have been this.
+    /// Creates the error for a value that should have been this.
     pub fn expected(words: impl Into<Cow<'static, str>>) -> Self {
         Self { element: None, expected: words.into() }
     }
@@ -134,7 +134,7 @@ impl Value<'_> for bool {
 
 impl Value<'_> for i64 {
     fn read(value: &RawValue) -> Result<Self, Refused> {
-        // No type of QAPI's takes what JSON alone would: 1.0 and 1e3 are no integers.
+        // Parsed as an integer, because no QAPI type accepts what JSON alone would: 1.0 and 1e3 are no integers.
         value.get().parse().map_err(|_| Refused::expected("an integer of 64 bits"))
     }
 }
@@ -158,7 +158,7 @@ impl Value<'_> for String {
     }
 }
 
-/// A word of a program's command line.
+/// Word of a program's command line.
 #[derive(Debug)]
 pub struct Word(pub String);
 
@@ -172,7 +172,7 @@ impl Value<'_> for Word {
 
 impl<'a, T: Value<'a>> Value<'a> for Vec<T> {
     fn read(value: &'a RawValue) -> Result<Self, Refused> {
-        // The first element that is wrong is kept beside the error, which is only text.
+        // Kept separately, because the error of the parser is only text.
         let mut wrong = None;
         let list = List { elements: Vec::new(), wrong: &mut wrong };
         let read = list.deserialize(&mut serde_json::Deserializer::from_str(value.get()));
@@ -184,7 +184,7 @@ impl<'a, T: Value<'a>> Value<'a> for Vec<T> {
     }
 }
 
-/// The members of an object inside the arguments.
+/// Object inside the arguments.
 impl<'a> Value<'a> for Members<'a> {
     fn read(value: &'a RawValue) -> Result<Self, Refused> {
         serde_json::from_str(value.get()).map_err(|_| Refused::expected("an object"))
@@ -192,10 +192,10 @@ impl<'a> Value<'a> for Members<'a> {
 }
 
 impl Members<'_> {
-    /// Says which member nothing has taken.
+    /// Checks that all members were taken.
     ///
     /// # Errors
-    /// If there is one.
+    /// If one was not; the error names it.
     pub fn finish(&self, argument: &str) -> Result<(), Error> {
         match self.0.first() {
             None => Ok(()),
@@ -204,7 +204,7 @@ impl Members<'_> {
     }
 }
 
-/// Reads the elements of a list one by one, no more of them than there may be.
+/// Reader of a list that reads its elements one by one, and stops at the maximum number.
 struct List<'w, T> {
     elements: Vec<T>,
     wrong: &'w mut Option<Refused>,

@@ -1,4 +1,4 @@
-//! One call of a command: what it is given, and who asks.
+//! One call of a command: its arguments and its caller.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -14,55 +14,56 @@ use crate::qga::room::Share;
 use crate::qga::table::{Class, Command, Run};
 use crate::qga::{Context, recorded};
 
-/// Bytes that a host half may have of a file or an output in one answer: of more than so many, in base64, it takes none.
+/// Maximum number of bytes of a file or an output in one answer to a host half: it refuses a larger answer, in
+/// base64.
 const OVER_A_SESSION: usize = 96 << 10;
 
-/// One call of a command.
+/// Call of a command.
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// The machine, and what else the commands share.
+    /// Guest, and the state that all commands share.
     pub context: &'a Context,
-    /// What the command is given.
+    /// Arguments of the call.
     pub arguments: Arguments<'a>,
-    /// Who asks, as the log names it.
+    /// Name of the client for the log.
     peer: &'a str,
     asker: &'a Asker,
     begun: Instant,
-    /// What it turns out to be about; most calls are about nothing.
+    /// Details for the audit log, such as the path of a program; most calls have none.
     noted: OnceLock<Arc<Noted>>,
 }
 
 impl<'a> Call<'a> {
-    /// A call by `peer`, which is one of those that are `asker`.
+    /// Creates a call by the client `peer`, which belongs to the callers that the rules know as `asker`.
     pub fn new(context: &'a Context, arguments: Arguments<'a>, peer: &'a str, asker: &'a Asker) -> Self {
         Self { context, arguments, peer, asker, begun: Instant::now(), noted: OnceLock::new() }
     }
 
-    /// Who asks, as the log names it.
+    /// Returns the name of the client for the log.
     pub fn peer(&self) -> &'a str {
         self.peer
     }
 
-    /// Who asks, as the rules know it.
+    /// Returns the caller as the rules know it.
     pub fn asker(&self) -> &'a Asker {
         self.asker
     }
 
-    /// The number that this call makes is the asker's alone.
+    /// Makes the caller the owner of a handle or PID that this call has created.
     pub fn gives(&self, kind: Kind, number: i64) {
         self.context.owners.give(kind, number, self.asker);
     }
 
-    /// Whether the number is the asker's.
+    /// Returns whether the handle or PID belongs to the caller.
     pub fn owns(&self, kind: Kind, number: i64) -> bool {
         self.context.owners.has(kind, number, self.asker)
     }
 
-    /// The share of an answer that has so many bytes of a file or an output, and takes `held` bytes of memory until it is sent
-    /// if they are more than `small`.
+    /// Reserves memory for an answer with `bytes` bytes of a file or an output. An answer with more than `small` takes
+    /// `held` bytes until it is sent.
     ///
     /// # Errors
-    /// If it is too large for a session, or others take too much.
+    /// If it is too large for a session, or the answers of others take too much.
     pub fn answer(&self, bytes: usize, small: usize, held: usize) -> Result<Share, Error> {
         match self.asker {
             Asker::Host(_) if bytes > OVER_A_SESSION => Err(Error::generic(format!(
@@ -74,14 +75,14 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Says for the audit line what the call is about, such as the path of a program; never a secret. Said as
-    /// soon as the arguments are read, so that it is in the line of a call that fails, too.
+    /// Records the subject of the call for the audit line, such as the path of a program; never a secret. Called as
+    /// soon as the arguments are read, so that the line of a call that fails has the subject as well.
     pub fn concerns(&self, subject: impl Into<String>) {
-        // Once is enough: a call is about one thing.
+        // Only the first subject is recorded: a call has one.
         let _ = self.noted().subject.set(subject.into());
     }
 
-    /// Asks whether what this call of `verb` turns out to be about may be done.
+    /// Returns a check of whether the details of this call of `verb` are allowed.
     pub fn check(&self, verb: &'static str) -> Check {
         self.context.policy.check(verb, self.noted(), self.asker)
     }
@@ -90,7 +91,7 @@ impl<'a> Call<'a> {
         self.noted.get_or_init(Arc::default)
     }
 
-    /// Carries out `command`, and makes the line that answers it; an empty one if none does.
+    /// Carries out `command`, and returns the line that answers it; an empty one if it has no answer.
     pub async fn carry_out(&self, command: &'static Command, id: Option<&str>) -> Line {
         let watch = self.watch(command);
         let outcome = match command.run {
@@ -102,12 +103,12 @@ impl<'a> Call<'a> {
         if answered { reply::line(outcome, id) } else { Line::default() }
     }
 
-    /// Watches over the call of `command` from its beginning: it leaves its line in the log however it ends.
+    /// Begins to watch the call of `command`, so that its line gets into the log however it ends.
     pub fn watch(&self, command: &'static Command) -> Watch<'_> {
         Watch { call: self, command, ended: false }
     }
 
-    /// Writes down how the call ended.
+    /// Logs how the call ended.
     fn log(&self, command: &Command, failure: Option<&Error>) {
         let (context, peer, name) = (self.context, self.peer, command.name);
         let role = command.needs();
@@ -140,7 +141,8 @@ impl<'a> Call<'a> {
     }
 }
 
-/// A call that has not ended. When this is dropped before, as it is when the agent ends or a host half gives up, the log says so.
+/// Call that has not ended. If this is dropped before `ended`, as when the agent ends or a host half gives up, the
+/// log says so.
 #[derive(Debug)]
 pub struct Watch<'c> {
     call: &'c Call<'c>,
@@ -149,7 +151,7 @@ pub struct Watch<'c> {
 }
 
 impl Watch<'_> {
-    /// Writes down how the call ended.
+    /// Logs how the call ended.
     pub fn ended(mut self, failure: Option<&Error>) {
         self.ended = true;
         self.call.log(self.command, failure);

@@ -1,16 +1,16 @@
-//! docs/qga.md and `--block-rpcs help`, written from the command table.
+//! Text of docs/qga.md and of `--block-rpcs help`, generated from the command table.
 
 use std::fmt::Write as _;
 
 use crate::policy::Role;
 use crate::qga::table::{COMMANDS, Class, Command};
 
-/// The names of all commands, one on each line.
+/// Returns the names of all commands, one per line.
 pub fn names() -> String {
     COMMANDS.iter().fold(String::new(), |text, command| text + command.name + "\n")
 }
 
-/// What holds for all commands of a client together.
+/// Section on the order of answers, which concerns all commands of a client together.
 const ORDER: &str = "
 # The order of answers
 
@@ -37,7 +37,7 @@ answer for 60 s is disconnected.
 # Commands
 ";
 
-/// The text of docs/qga.md.
+/// Returns the text of docs/qga.md.
 pub fn markdown() -> String {
     let mut text = String::from(
         "# QGA commands\n\nWritten from the command table (`src/qga/commands`); a test holds the two together. \
@@ -76,7 +76,7 @@ fn section(text: &mut String, command: &Command) {
     );
 }
 
-/// The role, and where it is another one.
+/// Returns the role that the command needs, and the exceptions.
 fn role(command: &Command) -> String {
     let role = command.needs();
     match command.class {
@@ -101,7 +101,7 @@ fn class(class: Class) -> &'static str {
 mod tests {
     use std::path::Path;
 
-    /// `UPDATE_DOCS=1 cargo test` writes the file anew.
+    /// Fails if docs/qga.md is not up to date; `UPDATE_DOCS=1 cargo test` writes the file again.
     #[test]
     #[allow(clippy::disallowed_methods)]
     fn the_page_in_docs_is_the_one_that_the_table_gives() {

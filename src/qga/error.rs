@@ -1,4 +1,4 @@
-//! The one place where failures become QGA error classes.
+//! Conversion of all failures to QGA error classes, in this one place.
 
 use crate::guest::{
     accounts, block_devices, clock, files, freeze, passwords, power, processes, processors, ssh_keys,
@@ -7,32 +7,31 @@ use crate::guest::{
 use crate::sys::error_chain;
 use crate::wire::qga::Malformed;
 
-/// Characters of a description.
+/// Maximum number of characters of a description.
 const MAX_DESCRIPTION: usize = 512;
-/// Characters of a client's own words in it.
+/// Maximum number of characters of a client's own text in it.
 const MAX_QUOTED: usize = 64;
 
-/// The classes that clients tell apart (QAPI `QapiErrorClass`).
+/// Error classes of the protocol (QAPI `QapiErrorClass`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Class {
-    /// Anything but the others.
+    /// Any error without a class of its own.
     GenericError,
-    /// No such command, or it is switched off.
+    /// The command does not exist, or is disabled.
     CommandNotFound,
 }
 
-/// An error as the client sees it.
+/// Error as the client sees it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Error {
-    /// What programs look at.
+    /// Class of the error, for programs.
     pub class: Class,
-    /// What people read; may change between versions.
+    /// Description for people; may change between versions.
     pub desc: String,
 }
 
 impl Error {
-    /// An error of the common class. A description that is long, because a client's own words are in it, is
-    /// cut.
+    /// Creates an error of the common class. A long description is cut, because it may contain text from the client.
     pub fn generic(description: impl Into<String>) -> Self {
         let mut desc = description.into();
         if let Some((end, _)) = desc.char_indices().nth(MAX_DESCRIPTION) {
@@ -43,12 +42,13 @@ impl Error {
         Self { class: Class::GenericError, desc }
     }
 
-    /// An argument, quoted, and what is wrong with it.
+    /// Creates the error for an invalid argument; `name` is already quoted.
     pub fn argument(name: &str, problem: &str) -> Self {
         Self::generic(format!("invalid arguments: {name} {problem}"))
     }
 
-    /// An argument that the command does not have, in qemu-ga's own words: its unit test compares them.
+    /// Creates the error for an argument that the command does not have, with qemu-ga's own text: its unit test
+    /// compares it.
     pub fn unexpected(name: &str) -> Self {
         let mut known: String = name.chars().take(MAX_QUOTED).flat_map(char::escape_debug).collect();
         if name.chars().nth(MAX_QUOTED).is_some() {
@@ -57,12 +57,13 @@ impl Error {
         Self::generic(format!("Parameter '{known}' is unexpected"))
     }
 
-    /// There is no such command.
+    /// Returns the error for a command that does not exist.
     pub fn unknown(command: &str) -> Self {
         Self { class: Class::CommandNotFound, desc: format!("The command {} is not known", quoted(command)) }
     }
 
-    /// The command may not be called while file systems are frozen; `held` says by whom.
+    /// Creates the error for a command that may not be called while file systems are frozen; `held` says by whom they
+    /// are.
     pub fn frozen(command: &str, held: &str) -> Self {
         Self {
             class: Class::CommandNotFound,
@@ -70,13 +71,13 @@ impl Error {
         }
     }
 
-    /// The command is switched off, or nobody lets QGA clients call it; `why` says which.
+    /// Creates the error for a command that is disabled, or that no rule lets QGA clients call; `why` says which.
     pub fn disabled(command: &str, why: &str) -> Self {
         Self { class: Class::CommandNotFound, desc: format!("Command {command} has been disabled: {why}") }
     }
 }
 
-/// A client's own words, quoted, so far that a person recognises them.
+/// Quotes text from a client, cut to a length that a person still recognizes.
 pub fn quoted(words: &str) -> String {
     match words.char_indices().nth(MAX_QUOTED) {
         Some((end, _)) => format!("{:?}…", &words[..end]),
@@ -134,7 +135,7 @@ fn user_name() -> Error {
     Error::argument("\"username\"", "must be a name without ':', '/', ',' and control characters")
 }
 
-/// The errors of the verbs, with those that they come from.
+/// Converts the errors of the verbs, with their sources.
 macro_rules! from_verbs {
     ($($error:ty),* $(,)?) => {$(
         impl From<$error> for Error {

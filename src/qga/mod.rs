@@ -1,8 +1,8 @@
 //! The QEMU guest agent protocol: commands as JSON on a byte stream.
 //!
-//! This room parses requests, checks policy, calls a verb of [`crate::guest`] and writes the answer. It owns
-//! the [`table`] of commands, which drives dispatch, guest-info, block lists and docs/qga.md. To add a
-//! command: a function and a row in the file of its subject under `commands/`.
+//! This module parses requests, checks the policy, calls a verb of [`crate::guest`] and writes the answer. It owns
+//! the [`table`] of commands, which drives dispatch, guest-info, block lists and docs/qga.md. To add a command: a
+//! function and a row in the file of its subject under `commands/`.
 //!
 //! Reference: <https://www.qemu.org/docs/master/interop/qemu-ga-ref.html>
 
@@ -38,32 +38,32 @@ use request::Request;
 use room::Room;
 use table::{COMMANDS, Command};
 
-/// Cancelled when the agent ends.
+/// Token that is cancelled when the agent ends.
 pub type Stopping = CancellationToken;
 
-/// What every session with a QGA client shares.
+/// State that all sessions with QGA clients share.
 #[derive(Debug)]
 pub struct Context {
-    /// The machine that the commands act on.
+    /// Guest that the commands act on.
     pub guest: Guest,
-    /// Which commands may be called.
+    /// Rules for which commands may be called.
     pub policy: Policy,
-    /// Where it is written down what was asked.
+    /// Log of the calls.
     pub audit: Audit,
-    /// What is said of its clients.
+    /// Log of the clients' protocol errors, at a limited rate.
     pub complaints: Complaints,
-    /// What their large messages take.
+    /// Limits on the memory for large messages and on abandoned commands.
     pub room: Room,
-    /// Whose the files and programs are that they have opened and started.
+    /// Owners of the files and programs that clients have opened and started.
     pub owners: Owners,
-    /// The agent ends: nothing new is begun, and what is under way is answered.
+    /// Cancelled when the agent ends: nothing new is begun, and commands under way are answered.
     pub stopping: Stopping,
-    /// The version that guest-info reports; clients compare it.
+    /// Version that guest-info reports; clients compare it.
     pub version: String,
 }
 
 impl Context {
-    /// Whether the command at this place of the table may be called now by this asker.
+    /// Returns whether this caller may call the command at this index of the table now.
     pub fn allows(&self, place: usize, asker: &Asker) -> bool {
         if self.guest.freezer.restricts() {
             let always = COMMANDS.get(place).is_some_and(|command| command.always);
@@ -72,7 +72,7 @@ impl Context {
         self.policy.allows(place, asker)
     }
 
-    /// Why it may not.
+    /// Returns the error for a command that may not be called.
     fn refusal(&self, command: &Command, asker: &Asker) -> error::Error {
         if self.guest.freezer.restricts() && !command.always {
             return error::Error::frozen(command.name, &self.guest.freezer.held());
@@ -80,7 +80,8 @@ impl Context {
         error::Error::disabled(command.name, &self.policy.why_not(command, asker))
     }
 
-    /// Writes down that `peer` has asked for something that it may not do. That something is frozen is no such reason.
+    /// Records that `peer` has called a command that it may not call. A refusal because file systems are frozen is not
+    /// recorded.
     fn write_down_refusal(&self, name: &str, peer: &str, asker: &Asker) {
         let Some(place) = table::find(name).filter(|place| !self.policy.allows(*place, asker)) else {
             return;
@@ -104,7 +105,7 @@ impl Context {
     }
 }
 
-/// Whom a record names as the caller: of QGA the client, else for whom the host half asks.
+/// Returns the caller for the audit log: the client for QGA, or the one on whose behalf the host half calls.
 fn recorded<'a>(peer: &'a str, asker: &'a Asker) -> &'a str {
     match asker {
         Asker::Qga => peer,
@@ -112,7 +113,7 @@ fn recorded<'a>(peer: &'a str, asker: &'a Asker) -> &'a str {
     }
 }
 
-/// The command that is asked for, if this asker may call it.
+/// Returns the requested command and its arguments, if the caller may call it.
 fn command<'a>(
     request: &Request<'a>,
     context: &Context,
@@ -124,5 +125,5 @@ fn command<'a>(
     if context.allows(place, asker) { Ok((command, arguments)) } else { Err(context.refusal(command, asker)) }
 }
 
-/// The version of qemu-ga whose protocol this is; clients compare it.
+/// Version of qemu-ga whose protocol this is; clients compare it.
 pub const PROTOCOL_VERSION: &str = "10.2.0";

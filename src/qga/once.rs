@@ -1,5 +1,5 @@
-//! One command that a host half asks for on its session, with what that host half and its caller may do. There is no
-//! conversation: nothing waits for its turn, and what is asked for ends when whoever asked goes away.
+//! Single command that a host half sends on its session, within the rights of that host half and its caller. There
+//! is no queue: nothing waits for its turn, and the command is cancelled when the caller disconnects.
 
 use futures_util::StreamExt as _;
 
@@ -12,16 +12,18 @@ use crate::qga::{Context, command, reply};
 use crate::sys::blocking;
 use crate::wire::qga::{Decoder, Frame};
 
-/// Bytes of an answer: so many are taken of a guest at once, whatever else it says.
+/// Maximum size of an answer in bytes: a host half accepts no more from a guest at once.
 const MOST: usize = 192 << 10;
-/// Work that is under way beside the event loop, of everybody; with more, disks hang, and nothing is added to it.
+/// Number of blocking operations under way, of all callers, above which no command is begun: more means that disks
+/// hang.
 const MAX_WORK: usize = 128;
 
-/// Carries out the command in `message`, and answers with the line that qemu-ga would, which is empty where it says nothing.
+/// Carries out the command in `message`, and returns the line that qemu-ga would answer; empty if it would not
+/// answer.
 pub async fn answer(context: &Context, message: Vec<u8>, asker: &Asker) -> Vec<u8> {
     let mut decoder = Decoder::new();
     *decoder.input() = message;
-    // Where it ends is seen at the next byte.
+    // The decoder recognizes the end of a message at the byte that follows it.
     decoder.input().push(b'\n');
     let message = match decoder.next() {
         Some(Frame::Message(message)) => message.into_owned(),
@@ -67,7 +69,7 @@ async fn carry_out(context: &Context, request: &Request<'_>, asker: &Asker) -> R
     Ok(call.carry_out(command, request.id()).await)
 }
 
-/// All of a line, if it is not too long.
+/// Collects all parts of a line, if it is not too long.
 async fn whole(line: Line) -> Result<Vec<u8>, Error> {
     let Line { mut text, rest } = line;
     if let Some((mut parts, last)) = rest {

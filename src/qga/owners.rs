@@ -1,35 +1,38 @@
-//! Whose the files and programs are that clients have opened and started. Handles and process ids are guessed easily: what
-//! one asker may open, another one may not read by the number alone. All QGA clients are one asker, as with qemu-ga.
+//! Owners of the files and programs that clients have opened and started. Handles and PIDs are easy to guess: a
+//! caller must not be able to read what another one has opened by its number alone. All QGA clients are one
+//! caller, as in qemu-ga.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::policy::Asker;
 
-/// Numbers that are remembered of each kind. More files cannot be open, and results of no more programs are kept.
+/// Maximum number of owners that are remembered of each kind: more than the files that can be open, and than the
+/// results of programs that are kept.
 const MOST: usize = 2048;
 
-/// What a number stands for.
+/// Kind of object that a number denotes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// An open file.
+    /// Handle of an open file.
     File,
-    /// A program.
+    /// PID of a program.
     Program,
 }
 
-/// Who owns which number. What is not listed belongs to QGA clients.
+/// Table of owners. Numbers that are not in it belong to QGA clients.
 #[derive(Debug, Default)]
 pub struct Owners(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By kind and number: when it was made, and by whom.
+    /// Owners by kind and number, with a sequence number for the order of their creation.
     owners: BTreeMap<(Kind, i64), (u64, String)>,
     made: u64,
 }
 
-/// An asker's name; empty for QGA clients. The caller cannot contain a line break.
+/// Returns the name of a caller; empty for QGA clients. It is unambiguous, because neither part can contain a line
+/// break.
 fn name(asker: &Asker) -> String {
     match asker {
         Asker::Qga => String::new(),
@@ -38,7 +41,7 @@ fn name(asker: &Asker) -> String {
 }
 
 impl Owners {
-    /// The number was given to this asker just now.
+    /// Makes the caller the owner of a new number. Beyond the maximum the oldest entry of the kind is dropped.
     pub fn give(&self, kind: Kind, number: i64, asker: &Asker) {
         let mut table = self.table();
         table.made += 1;
@@ -56,20 +59,20 @@ impl Owners {
         }
     }
 
-    /// Whether the number is this asker's.
+    /// Returns whether the number belongs to this caller.
     pub fn has(&self, kind: Kind, number: i64, asker: &Asker) -> bool {
         let table = self.table();
         let owner = table.owners.get(&(kind, number)).map_or("", |(_, owner)| owner);
         owner == name(asker)
     }
 
-    /// The number stands for nothing any more.
+    /// Removes the owner of a number that is no longer in use.
     pub fn forget(&self, kind: Kind, number: i64) {
         self.table().owners.remove(&(kind, number));
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing that is done under the lock leaves it half changed.
+        // No step under the lock can leave the table half changed, so a poisoned lock is safe to use.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

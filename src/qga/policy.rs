@@ -1,5 +1,6 @@
-//! Which commands may be called: [`crate::policy`] decides. What it says of each command as a whole is asked once for QGA
-//! clients, and at each call for a host half; what depends on a program or a file, when that is known ([`Check`]).
+//! Decisions on which commands may be called, by the rules in [`crate::policy`]. A decision on a command as a
+//! whole is made once for QGA clients, and at each call for a host half. A decision that depends on a program or a
+//! file is made when that is known ([`Check`]).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,19 +14,19 @@ use crate::qga::table::{self, COMMANDS, Class, Command};
 
 pub use crate::policy::{Bounds, Limits};
 
-/// What the rules say of the command table.
+/// Rules, applied to the command table.
 #[derive(Debug, Clone)]
 pub struct Policy {
     rules: Arc<Rules>,
     standings: Vec<Standing>,
 }
 
-/// What they say of one command.
+/// Decisions on one command for QGA clients.
 #[derive(Debug, Clone, Copy)]
 struct Standing {
-    /// It may be called.
+    /// True if the command may be called.
     passes: bool,
-    /// It may be called while file systems are frozen, if it is one of those that may be then.
+    /// True if the command may be called while file systems are frozen, provided that it is one of those allowed then.
     passes_frozen: bool,
 }
 
@@ -42,13 +43,13 @@ impl From<Limits> for Policy {
 }
 
 impl Policy {
-    /// What these rules say.
+    /// Applies the rules to the command table.
     pub fn new(rules: Rules) -> Self {
         let standing = |command: &Command| {
             let asked = asked(command, &QGA);
             Standing {
                 passes: rules.decide_command(&asked).passes(),
-                // As with qemu-ga, whatever the lists say.
+                // As in qemu-ga, the block and allow lists do not apply while file systems are frozen.
                 passes_frozen: rules.granted(&asked).passes(),
             }
         };
@@ -56,14 +57,14 @@ impl Policy {
         Self { rules: Arc::new(rules), standings }
     }
 
-    /// The names of the lists that no command has: a list may be meant for several versions.
+    /// Returns the names in the block and allow lists that no command has: a list may be written for several versions.
     pub fn unknown(&self) -> Vec<&str> {
         let bounds = &self.rules.bounds;
         let names = bounds.allow.iter().flatten().chain(&bounds.block);
         names.map(String::as_str).filter(|name| table::find(name).is_none()).collect()
     }
 
-    /// Whether the command at this place of the table may be called by this asker.
+    /// Returns whether this caller may call the command at this index of the table.
     pub fn allows(&self, place: usize, asker: &Asker) -> bool {
         match asker {
             Asker::Qga => self.standings.get(place).is_some_and(|standing| standing.passes),
@@ -73,7 +74,7 @@ impl Policy {
         }
     }
 
-    /// The same while file systems are frozen, of a command that may be called then.
+    /// Returns the same while file systems are frozen, for a command that may be called then.
     pub fn allows_while_frozen(&self, place: usize, asker: &Asker) -> bool {
         match asker {
             Asker::Qga => self.standings.get(place).is_some_and(|standing| standing.passes_frozen),
@@ -83,7 +84,7 @@ impl Policy {
         }
     }
 
-    /// Why a command may not be called.
+    /// Returns the reason why a command may not be called; empty if it may.
     pub fn why_not(&self, command: &Command, asker: &Asker) -> String {
         match self.rules.decide_command(&asked(command, asker)) {
             Decision::Denied(why) | Decision::WouldDeny(why) => why.to_string(),
@@ -91,7 +92,7 @@ impl Policy {
         }
     }
 
-    /// Why a command that may be called would be denied, if what no grant gives were.
+    /// Returns the reason why a command would be denied if grants were enforced; `None` outside audit mode.
     pub fn would_deny(&self, command: &Command, asker: &Asker) -> Option<String> {
         if self.rules.mode != Mode::Audit {
             return None;
@@ -102,12 +103,12 @@ impl Policy {
         }
     }
 
-    /// Whether programs have to be looked at before they are run.
+    /// Returns whether the rules require each program to be checked, by its path, before it is run.
     pub fn looks_at_programs(&self) -> bool {
         self.rules.looks_at_programs()
     }
 
-    /// Asks about what a call of `verb` by this asker turns out to be about; `noted` is told.
+    /// Returns a check for the details of a call of `verb` by this caller; its results are recorded in `noted`.
     pub fn check(&self, verb: &'static str, noted: &Arc<Noted>, asker: &Asker) -> Check {
         Check { rules: Arc::clone(&self.rules), noted: Arc::clone(noted), verb, asker: asker.clone() }
     }
@@ -118,7 +119,7 @@ fn asked<'a>(command: &'a Command, asker: &'a Asker) -> Asked<'a> {
     Asked { protocol, ..Asked::new(asker.who(), asker.caller(), command.name, command.needs()) }
 }
 
-/// Asks the rules about one call.
+/// Check of the details of one call against the rules.
 #[derive(Debug)]
 pub struct Check {
     rules: Arc<Rules>,
@@ -128,28 +129,30 @@ pub struct Check {
 }
 
 impl Check {
-    /// Whether the program that `path` is when every link in it is followed may be run, and with an `environment`.
+    /// Checks that a program may be run, and with an `environment` if that is true. `path` is the program's path with
+    /// every link resolved.
     ///
     /// # Errors
     /// If it may not.
     pub fn program(&self, path: &Path, environment: bool) -> Result<(), Error> {
-        // It is set once, as a call runs one program.
+        // Only the first path is recorded: a call runs one program.
         let _ = self.noted.path.set(path.display().to_string());
         self.ask(Role::Exec, Detail::Program { path, environment, directory: false, user: "root" })
     }
 
-    /// Tells that this call needs a role which is not that of its verb, before anything else is known.
+    /// Records that this call needs a role different from that of its verb, before anything else is known.
     pub fn needs(&self, role: Role) {
         let _ = self.noted.role.set(role);
     }
 
-    /// Whether the file may be opened, to be written or only read, that was asked for as `given` and is at `place`.
+    /// Checks that a file may be opened, for writing or only for reading. `given` is the path in the request, and
+    /// `place` is the file that it leads to.
     ///
     /// # Errors
     /// If it may not.
     pub fn file(&self, given: &Path, place: &Place, writes: bool) -> Result<(), Error> {
         let role = if writes { Role::FilesWrite } else { Role::FilesRead };
-        // Elsewhere, the path that the kernel has is that of another file here.
+        // A path in another mount namespace would denote a different file here.
         let path = if place.is_here { &place.path } else { given };
         if place.is_here {
             let _ = self.noted.path.set(path.display().to_string());
@@ -157,7 +160,7 @@ impl Check {
         self.ask(role, Detail::File { path, is_here: place.is_here, writes })
     }
 
-    /// Whether passwords may be set.
+    /// Checks that passwords may be set.
     ///
     /// # Errors
     /// If they may not.
@@ -215,7 +218,7 @@ mod tests {
         assert_eq!(lists(None, &["guest-exce", "guest-ping"]).unknown(), ["guest-exce"]);
     }
 
-    /// Who may not freeze may not thaw what somebody else froze.
+    /// A caller without the right to freeze must not be able to thaw what another one has frozen.
     #[test]
     fn grants_hold_while_file_systems_are_frozen_and_lists_do_not() {
         let place = |name| table::find(name).unwrap();

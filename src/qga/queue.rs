@@ -1,4 +1,4 @@
-//! What a client has asked for and what has not begun.
+//! Queue of a client's requests that have not begun.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -7,27 +7,28 @@ use crate::qga::reply::Line;
 use crate::qga::room::Share;
 use crate::qga::table::Command;
 
-/// Messages, and their bytes, that wait for their turn; then no more is read.
+/// Maximum number of queued messages, and of their bytes. When either is reached, nothing more is read from the
+/// client.
 const MOST: (usize, usize) = (64, 1 << 20);
 
-/// What waits for its turn.
+/// Entry of the queue.
 pub(super) struct Asked {
-    /// When it came.
+    /// Time of arrival.
     pub since: Instant,
-    /// What it is.
+    /// Message, or the answer to it.
     pub what: What,
 }
 
-/// Something that waits for its turn.
+/// Content of a queue entry.
 pub(super) enum What {
-    /// A command, if it is one that may be called.
+    /// Message, with its command if that may be called, and the memory reserved for it.
     Message(Vec<u8>, Option<&'static Command>, Share),
-    /// The answer to what was none.
+    /// Answer to a message that was not a valid request.
     Answer(Line),
 }
 
 impl Asked {
-    /// The command that it is, if it may be called.
+    /// Returns the command of the message, if it may be called.
     pub fn command(&self) -> Option<&'static Command> {
         match self.what {
             What::Message(_, command, _) => command,
@@ -43,7 +44,7 @@ impl Asked {
     }
 }
 
-/// All of it, in the order in which it came.
+/// Queue in the order of arrival.
 #[derive(Default)]
 pub(super) struct Queue {
     all: VecDeque<Asked>,
@@ -51,35 +52,35 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Behind all others.
+    /// Adds an entry at the end.
     pub fn push(&mut self, asked: Asked) {
         self.bytes += asked.bytes();
         self.all.push_back(asked);
     }
 
-    /// The next one.
+    /// Removes and returns the first entry.
     pub fn pop(&mut self) -> Option<Asked> {
         let next = self.all.pop_front()?;
         self.bytes -= next.bytes();
         Some(next)
     }
 
-    /// The next one, which stays.
+    /// Returns the first entry without removing it.
     pub fn front(&self) -> Option<&Asked> {
         self.all.front()
     }
 
-    /// Whether nothing waits.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Whether no more is taken.
+    /// Returns whether the queue is full, so that nothing more is read.
     pub fn is_full(&self) -> bool {
         self.all.len() >= MOST.0 || self.bytes >= MOST.1
     }
 
-    /// Whether a command of this kind waits.
+    /// Returns whether a command of this kind is queued.
     pub fn has(&self, kind: impl Fn(&Command) -> bool) -> bool {
         self.all.iter().any(|asked| asked.command().is_some_and(&kind))
     }

@@ -1,4 +1,4 @@
-//! The text of an answer, built once in the buffer that is written to the client, or made in parts while it is
+//! Text of an answer, built once in the buffer that is written to the client, or produced in parts while it is
 //! written.
 
 use std::fmt;
@@ -9,11 +9,11 @@ use serde::Serialize;
 
 use crate::qga::error::Error;
 
-/// The rest of a reply. The stream ends in bounded time, whatever it waits for: nothing else can be said to the
-/// client before it has.
+/// Rest of a reply. The stream must end in bounded time, whatever it waits for: nothing else can be sent to the
+/// client before.
 pub type Parts = Pin<Box<dyn Stream<Item = Vec<u8>> + Send>>;
 
-/// What a command returns, already as JSON text, without its closing bracket.
+/// Result of a command as JSON text, without its closing bracket.
 pub struct Reply {
     text: Vec<u8>,
     parts: Option<Parts>,
@@ -27,29 +27,29 @@ impl fmt::Debug for Reply {
 }
 
 impl Reply {
-    /// A reply with this value.
+    /// Creates a reply with this value.
     ///
     /// # Errors
-    /// If the value is none that JSON has, such as a map with keys that are not strings.
+    /// If the value cannot be encoded as JSON, such as a map with keys that are not strings.
     pub fn value<T: Serialize + ?Sized>(value: &T) -> Result<Self, Error> {
         Self::after(Vec::with_capacity(128), value)
     }
 
-    /// The empty object, which says that a command without a result succeeded.
+    /// Creates the reply of a command without a result: an empty object, which means success.
     pub fn empty() -> Self {
         Self::whole(b"{\"return\":{}".to_vec())
     }
 
-    /// A reply after a byte 0xFF, by which a client finds the beginning of an answer in a stream that may
-    /// hold leftovers.
+    /// Creates a reply after a byte 0xFF, with which a client finds the beginning of an answer in a stream that may
+    /// contain old answers.
     ///
     /// # Errors
-    /// As [`Reply::value`].
+    /// The errors of [`Reply::value`].
     pub fn delimited<T: Serialize + ?Sized>(value: &T) -> Result<Self, Error> {
         Self::after(vec![0xff], value)
     }
 
-    /// A reply whose value is the JSON text that `pieces` make together.
+    /// Creates a reply whose value is the JSON text that `pieces` form together.
     pub fn of(pieces: &[&[u8]]) -> Self {
         let mut text = Vec::with_capacity(64 + pieces.iter().map(|piece| piece.len()).sum::<usize>());
         text.extend_from_slice(b"{\"return\":");
@@ -59,8 +59,9 @@ impl Reply {
         Self::whole(text)
     }
 
-    /// A reply too large to be held at once: `pieces` are the JSON text of the result as far as it is known, and
-    /// the rest comes in `parts` while the client reads. Whoever makes them sees to it that the whole is JSON.
+    /// Creates a reply that is too large to be in memory at once: `pieces` form the beginning of the JSON text of the
+    /// result, and the rest comes in `parts` while the client reads. The caller makes sure that the whole is valid
+    /// JSON.
     pub fn in_parts(pieces: &[&[u8]], parts: Parts) -> Self {
         Self { parts: Some(parts), ..Self::of(pieces) }
     }
@@ -77,16 +78,16 @@ impl Reply {
     }
 }
 
-/// The line that answers a request; empty where none does.
+/// Line that answers a request; empty if there is no answer.
 #[derive(Default)]
 pub struct Line {
-    /// Its beginning; all of it where there are no parts.
+    /// Beginning of the line; the whole line if there are no parts.
     pub text: Vec<u8>,
-    /// What follows, and what is written at the end.
+    /// Parts that follow, and the text after them.
     pub rest: Option<(Parts, Vec<u8>)>,
 }
 
-/// The line that answers a request with this id.
+/// Builds the line that answers a request with this id.
 pub fn line(outcome: Result<Reply, Error>, id: Option<&str>) -> Line {
     let Reply { mut text, parts } = outcome.unwrap_or_else(|error| {
         let mut text = b"{\"error\":".to_vec();

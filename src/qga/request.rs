@@ -1,4 +1,4 @@
-//! A request: which command, with what, under which id.
+//! Requests: the name of a command, its arguments, and an id.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use crate::qga::arguments::{Arguments, Text};
 use crate::qga::error::Error;
 
-/// A request with its parts still as text: only the command knows what its arguments mean.
+/// Request whose parts are still JSON text: only the command knows the types of its arguments.
 #[derive(Debug, Default)]
 pub struct Request<'a> {
     execute: Option<&'a RawValue>,
@@ -19,25 +19,25 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Parses one message. What is wrong with its parts is said by [`Request::call`], so that an error can
-    /// carry the id.
+    /// Parses one message. Errors in its parts are left to [`Request::call`], so that the answer can carry the id.
     ///
     /// # Errors
-    /// If it is no JSON object, or a member occurs twice.
+    /// If it is not a JSON object, or a member occurs twice.
     pub fn parse(message: &'a [u8]) -> Result<Self, Error> {
         serde_json::from_slice(message)
             .map_err(|error| Error::generic(format!("invalid request: {}", without_place(&error))))
     }
 
-    /// To be returned as it came, whatever it is; not one that is no text in any encoding, which is never sent.
+    /// Returns the id, which is sent back unchanged, whatever its type. An id with half of a surrogate pair is left
+    /// out, because it cannot be encoded.
     pub fn id(&self) -> Option<&'a str> {
         self.id.map(RawValue::get).filter(|id| !has_lone_surrogate(id))
     }
 
-    /// The command's name and its arguments.
+    /// Returns the name of the command and its arguments.
     ///
     /// # Errors
-    /// If there is no command, or anything else than a command.
+    /// If the command is missing, or a member is unknown or has the wrong type.
     pub fn call(&self) -> Result<(Cow<'a, str>, Arguments<'a>), Error> {
         if self.id.is_some() && self.id().is_none() {
             return Err(Error::generic("invalid request: half of a surrogate pair in \"id\""));
@@ -58,7 +58,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Whether an escape `\uXXXX` in this JSON text is half of a surrogate pair without the other half.
+/// Returns whether an escape `\uXXXX` in this JSON text is one half of a surrogate pair without the other.
 fn has_lone_surrogate(json: &str) -> bool {
     let mut rest = json.as_bytes();
     let unit = |bytes: &[u8]| match bytes {
@@ -67,7 +67,7 @@ fn has_lone_surrogate(json: &str) -> bool {
         }
         _ => None,
     };
-    // Backslashes are in strings only, and each begins an escape or is a part of the one before.
+    // Backslashes occur in strings only, and each begins an escape or belongs to the one before.
     while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
         rest = &rest[at..];
         let length = match unit(rest) {
@@ -81,7 +81,8 @@ fn has_lone_surrogate(json: &str) -> bool {
     false
 }
 
-/// The problem without its line and column, which mean nothing to whoever made the request by a library.
+/// Returns the message without line and column, which are useless to a client that builds its requests with a
+/// library.
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem).to_owned()

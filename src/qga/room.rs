@@ -1,9 +1,9 @@
-//! What all clients together may take: memory for their large messages and large answers, and commands that go on
-//! although nobody waits for them any more.
+//! Limits for all clients together: memory for large messages and large answers, and commands that are still under
+//! way although no client waits for them any longer (abandoned commands).
 //!
-//! A client by itself is bounded by the size of a message, of an answer, and by how many of its commands are under way;
-//! many of them, or one that comes again and again, would still add up to more than a guest has. What is small needs no
-//! room: whatever others do, a client can ping.
+//! A single client is limited by the maximum size of a message and of an answer, and by the number of its commands
+//! that are under way. Many clients, or one that connects again and again, could still exceed the resources of the
+//! guest. Small messages are not counted, so that a client can always ping, whatever the others do.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,17 +13,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::qga::error::Error;
 use crate::wire::qga::MAX_MESSAGE;
 
-/// Bytes of large messages. One that comes and one that is worked on, of two clients, fit in any case.
+/// Maximum number of bytes of large messages: enough for one that arrives and one that is processed, of two
+/// clients.
 const MESSAGES: usize = 4 * MAX_MESSAGE;
-/// Bytes of large answers that are not sent yet: the largest one fits.
+/// Maximum number of bytes of large answers that are not sent yet: enough for the largest one.
 const ANSWERS: usize = 32 << 20;
-/// Bytes of a message or an answer that need no room; a permit is as much.
+/// Size up to which messages and answers are not counted, in bytes; also the size of one permit.
 const SMALL: usize = 1 << 20;
-/// Commands that have not ended and that nobody waits for, of one name and of all. Each may hold a thread, of which there
-/// are 512.
+/// Maximum number of abandoned commands under way, with one name and in total. Each may occupy a thread, of which
+/// there are 512.
 const LEFT: (usize, usize) = (16, 128);
 
-/// The room that there is.
+/// Limits, with their present use.
 #[derive(Debug)]
 pub struct Room {
     messages: Arc<Semaphore>,
@@ -31,11 +32,11 @@ pub struct Room {
     left: Arc<Mutex<Left>>,
 }
 
-/// How many commands of each name are left.
+/// Number of abandoned commands by name.
 type Left = BTreeMap<&'static str, usize>;
 
 impl Default for Room {
-    /// All of it is free.
+    /// Creates limits of which nothing is used.
     fn default() -> Self {
         Self {
             messages: Arc::new(Semaphore::new(MESSAGES / SMALL)),
@@ -45,11 +46,11 @@ impl Default for Room {
     }
 }
 
-/// What one message or answer takes of it; given back when this is dropped.
+/// Memory that one message or answer has reserved; released when this is dropped.
 #[derive(Debug, Default)]
 pub struct Share(Option<OwnedSemaphorePermit>);
 
-/// A command that goes on and that nobody waits for; dropped when it has ended.
+/// Abandoned command that is still under way; counted until this is dropped, when it has ended.
 #[derive(Debug)]
 pub struct Leaving {
     left: Arc<Mutex<Left>>,
@@ -71,10 +72,10 @@ fn lock(left: &Mutex<Left>) -> MutexGuard<'_, Left> {
 }
 
 impl Room {
-    /// Makes the share of a message as large as the message is by now.
+    /// Adjusts the memory reserved for a message to its present size.
     ///
     /// # Errors
-    /// If others take too much; the share is as it was.
+    /// If the messages of others take too much; the reservation is then unchanged.
     pub fn fit(&self, share: &mut Share, bytes: usize) -> Result<(), Error> {
         let needed = bytes / SMALL;
         let held = share.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -98,20 +99,20 @@ impl Room {
         Ok(())
     }
 
-    /// The share of a message of that size.
+    /// Reserves memory for a message of this size.
     ///
     /// # Errors
-    /// If others take too much.
+    /// If the messages of others take too much.
     pub fn take(&self, bytes: usize) -> Result<Share, Error> {
         let mut share = Share::default();
         self.fit(&mut share, bytes)?;
         Ok(share)
     }
 
-    /// The share of a large answer that holds so many bytes until it is sent.
+    /// Reserves memory for a large answer, which takes this many bytes until it is sent.
     ///
     /// # Errors
-    /// If the answers of others, who do not read them, take too much.
+    /// If the answers of other clients, which do not read them, take too much.
     pub fn answer(&self, bytes: usize) -> Result<Share, Error> {
         let permits = u32::try_from(bytes.div_ceil(SMALL)).ok();
         let taken =
@@ -125,10 +126,10 @@ impl Room {
         Ok(Share(Some(taken)))
     }
 
-    /// Whether a command of that name may begin to wait for something.
+    /// Checks that a command with that name, which has to wait for something, may begin.
     ///
     /// # Errors
-    /// If too many that were given up have not ended: what they wait for hangs.
+    /// If too many abandoned commands have not ended: whatever they wait for hangs.
     pub fn may_wait(&self, command: &str) -> Result<(), Error> {
         let (most, most_of_all) = LEFT;
         let left = lock(&self.left);
@@ -143,7 +144,7 @@ impl Room {
         )))
     }
 
-    /// Nobody waits any more for a command of that name, which goes on.
+    /// Counts a command with that name as abandoned.
     pub fn leave(&self, command: &'static str) -> Leaving {
         *lock(&self.left).entry(command).or_default() += 1;
         Leaving { left: Arc::clone(&self.left), command }

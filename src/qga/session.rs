@@ -1,7 +1,7 @@
-//! One client's conversation.
+//! Session with one client.
 //!
-//! Requests are carried out one after the other, and answered in their order, as qemu-ga does: whoever sends several at
-//! once without ids takes the first answer for that to the first.
+//! Requests are carried out one after the other, and answered in their order, as in qemu-ga: a client that sends
+//! several at once without ids can match the answers to them by their order.
 //!
 //! ```text
 //!            request                  ended: its answer
@@ -13,24 +13,25 @@
 //!                                  an error is its answer
 //! ```
 //!
-//! A disk or a hook that hangs must look to nobody like a dead agent, and no request may be carried out when nobody waits
-//! for it any more. So what takes its time is given up, and goes on by itself:
+//! A disk or a hook that hangs must not make the agent look dead, and no request may be carried out after its
+//! client has stopped waiting for it. So a command that takes too long is abandoned, and continues in the
+//! background:
 //!
-//! - By guest-sync a client says that it does not want what it has asked for before. What has not begun then never does, and
-//!   what is under way ends without an answer. A client that sends something along with guest-sync waits for it a moment
-//!   (`GIVES_UP`).
-//! - The other commands that are always answered wait for their turn for no longer than `LATE`: then the one that hangs is
-//!   answered with an error. A freeze or a thaw has a bound of its own, and is waited for.
-//! - guest-fsfreeze-thaw takes effect before its turn, so that it can end a freeze that is under way; the answer of that
-//!   comes first.
-//! - Of what was given up only so much may be under way (`Works::left`, [`Room::may_wait`]); beyond it a command that would
-//!   have to wait is answered with an error.
+//! - With guest-sync a client declares its earlier requests void. Those that have not begun are dropped, and those
+//!   under way end without an answer. As the client may have sent them together with the guest-sync, they still
+//!   get a moment (`GIVES_UP`).
+//! - The other commands that are always answered wait for their turn for `LATE` at most: then the command that
+//!   hangs is answered with an error. A freeze or a thaw has a limit of its own, and is waited for.
+//! - guest-fsfreeze-thaw takes effect before its turn, so that it can end a freeze that is under way; the freeze
+//!   is answered first.
+//! - The number of abandoned commands under way is limited (`Works::left`, [`Room::may_wait`]). Beyond it a
+//!   command that would have to wait is answered with an error.
 //!
-//! When the agent ends, no more is read, and what was asked for is answered.
+//! When the agent ends, nothing more is read, and requests received before are answered.
 //!
-//! A client that does not read its answers is not read from either; it costs its own task some memory and nobody else
-//! anything. What a large answer takes is bounded for all clients together ([`Room::answer`]), and a client of a socket that
-//! leaves one unread is let go.
+//! A client that does not read its answers is not read from either: it costs some memory of its own task, and does
+//! not affect other clients. The memory for large answers is limited for all clients together ([`Room::answer`]),
+//! and a client of a socket that leaves one unread is disconnected.
 //!
 //! [`Room::may_wait`]: crate::qga::room::Room::may_wait
 //! [`Room::answer`]: crate::qga::room::Room::answer
@@ -55,49 +56,49 @@ use crate::qga::{Context, command, reply};
 use crate::sys::memory;
 use crate::wire::qga::{Decoder, Frame, Malformed};
 
-/// Bytes asked for by one read.
+/// Size of one read, in bytes.
 const READ: usize = 16 * 1024;
-/// How long one client may keep the agent busy before others have their turn.
+/// Time for which one client may keep the agent busy before others have their turn.
 const TURN: Duration = Duration::from_millis(1);
-/// How long a message may rest unfinished, and a part of a large answer unread.
+/// Time for which a message may stay unfinished, or a part of a large answer unread.
 const STALL: Duration = Duration::from_secs(60);
-/// Answers are gathered up to this size while more requests are at hand.
+/// Size up to which answers are collected while more requests are available.
 const GATHER: usize = 64 * 1024;
-/// How long a command may take before more is read.
+/// Time that a command may take before more requests are read.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long what was asked for before a guest-sync is waited for all the same: both may have been sent at once.
+/// Time for which requests before a guest-sync are still waited for: both may have been sent at once.
 const GIVES_UP: Duration = Duration::from_secs(1);
-/// How long a command may keep those waiting that are always answered. libvirt waits as long for an answer.
+/// Time for which a command may delay those that are always answered. libvirt waits as long for an answer.
 const LATE: Duration = Duration::from_secs(5);
-/// Commands of one client that go on although they were given up.
+/// Maximum number of abandoned commands of one client.
 const LEFT: usize = 8;
-/// How often a client that has said its last is looked after while it waits for an answer.
+/// Interval of checking that a client that has closed its sending side still waits for an answer.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Bytes of one client, in both directions, that are more than its usual small talk.
+/// Bytes in both directions above which a client's traffic counts as large.
 const LARGE: usize = 256 * 1024;
-/// How long a client that has moved much is silent before what that took is given back.
+/// Time of silence after which memory used for large messages of a client is returned to the system.
 const REST: Duration = Duration::from_millis(300);
 
-/// What the end of what a client sends means.
+/// Meaning of the end of a client's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It has said its last and waits for its answers: a socket closed for writing.
+    /// The client sends nothing more but waits for its answers: a socket that was shut down for writing.
     Said,
-    /// Nobody is there any more: a port without a host.
+    /// The client has disconnected: a port without a host.
     Gone,
 }
 
-/// How a conversation ended.
+/// End of a session, with the commands that are still under way.
 #[must_use = "commands that are still under way end only if somebody awaits them"]
 pub struct Ended<'c> {
-    /// An error if the stream broke, as it does when a client goes away without reading its answers.
+    /// Result of the stream: an error if it broke, as when a client disconnects without reading its answers.
     pub result: io::Result<()>,
     works: Works<'c>,
 }
 
 impl Ended<'_> {
-    /// Waits until everything that was begun for the client has ended, too.
+    /// Waits until all commands of the client have ended as well.
     ///
     /// # Errors
     /// If the stream broke.
@@ -109,7 +110,7 @@ impl Ended<'_> {
     }
 }
 
-/// Talks to one client until it closes the stream. `peer` names it in the log.
+/// Serves one client until it closes the stream. `peer` is its name in the log.
 pub async fn run<'c, S>(stream: S, peer: &'c str, context: &'c Context, end: End) -> Ended<'c>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -141,17 +142,17 @@ where
 struct Session<'c, S> {
     stream: S,
     answers: Vec<u8>,
-    /// What was asked for and has not begun.
+    /// Requests that have not begun.
     queue: Queue,
-    /// Of the message that is being read.
+    /// Memory reserved for the message that is being read.
     coming: Share,
     works: Works<'c>,
     turn: Instant,
-    /// When the client last said something: whatever is at hand had come by then.
+    /// Time of the last read: every message that is available arrived by then.
     heard: Instant,
-    /// Bytes that came and went since memory was last given back.
+    /// Bytes received and sent since memory was last returned to the system.
     moved: usize,
-    /// What the end of the stream means.
+    /// Meaning of the end of the stream.
     end: End,
     peer: &'c str,
     context: &'c Context,
@@ -199,8 +200,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     self.moved = 0;
                 }
                 () = sleep(LOOK), if ended => {
-                    // One that has gone altogether looks like one that waits, until something is written to it: white
-                    // space, which says nothing.
+                    // A client that has disconnected cannot be told from one that waits until something is
+                    // written to it. White space between answers has no meaning.
                     self.stream.write_all(b" ").await?;
                     self.stream.flush().await?;
                 }
@@ -219,7 +220,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// Nothing waits for an answer.
+    /// Returns whether no request waits for an answer.
     fn is_idle(&self) -> bool {
         self.works.turn.is_empty() && self.queue.is_empty()
     }
@@ -228,7 +229,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         !self.queue.is_full() && self.works.turn.front().is_none_or(|work| work.begun + PATIENCE <= now)
     }
 
-    /// When something has to be done if nothing happens.
+    /// Returns when the session must act even if nothing arrives.
     fn due(&self, now: Instant) -> Option<Instant> {
         let front = self.works.turn.front()?;
         let dropped = self.queue.has(Command::is_sync).then(|| front.asked + GIVES_UP);
@@ -236,7 +237,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         times.into_iter().flatten().filter(|time| *time > now).min()
     }
 
-    /// When this command is not waited for any more, if something that cannot wait is behind it.
+    /// Returns when this command is abandoned, if one that must not wait is queued behind it or the queue is full.
     fn late(&self, front: &Work<'_>) -> Option<Instant> {
         if self.queue.is_full() {
             return Some(front.begun + LATE);
@@ -256,7 +257,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 Frame::Message(message) if self.is_idle() => self.begin(&message, self.heard).await?,
                 Frame::Message(message) => self.enqueue(&message).await?,
                 Frame::Malformed(why) => {
-                    // By the byte 0xFF a client that has lost its place begins anew.
+                    // A client that has lost its place in the stream sends the byte 0xFF to start again: no error to log.
                     if why != Malformed::Stray(0xff) {
                         self.context.complaints.say(self.peer, &why);
                     }
@@ -268,7 +269,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    /// Goes on with the queue as far as that is possible now.
+    /// Processes the queue as far as possible now.
     async fn advance(&mut self) -> io::Result<()> {
         while !self.is_idle() {
             let now = Instant::now();
@@ -300,7 +301,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    /// Drops what its client has waited for long enough, up to a guest-sync that waits behind it.
+    /// Abandons commands under way and drops queued requests that came before a guest-sync and are older than
+    /// `GIVES_UP`.
     fn drop_what_is_old(&mut self, now: Instant) {
         let is_old = |asked: Instant| asked + GIVES_UP <= now;
         while self.works.turn.front().is_some_and(|work| is_old(work.asked)) {
@@ -319,7 +321,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// Answers the command whose turn it is with an error, because something behind it cannot wait.
+    /// Answers the command whose turn it is with an error, because one behind it must not wait.
     async fn give_up(&mut self) -> io::Result<()> {
         let Some(front) = self.works.turn.front() else { return Ok(()) };
         let name = front.command.name;
@@ -333,7 +335,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         self.append(line).await
     }
 
-    /// Keeps a message until its turn.
+    /// Queues a message.
     async fn enqueue(&mut self, message: &[u8]) -> io::Result<()> {
         let request = match Request::parse(message) {
             Ok(request) => request,
@@ -346,16 +348,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Ok(share) => share,
             Err(error) => return self.put(reply::line(Err(error), request.id())).await,
         };
-        // Whether it may be called is looked at again when it is its turn.
+        // Only for the order of the queue: whether the command may be called is decided again when it begins.
         let command = command(&request, self.context, &QGA).ok().map(|(command, _)| command);
         let what = What::Message(message.to_owned(), command, share);
         self.queue.push(Asked { since: self.heard, what });
         Ok(())
     }
 
-    /// Carries out what a message asks for.
+    /// Carries out the request in a message.
     async fn begin(&mut self, message: &[u8], asked: Instant) -> io::Result<()> {
-        // Others have their turn, however much this client has sent.
+        // Give other clients a turn, however much this one has sent.
         if self.turn.elapsed() >= TURN {
             tokio::task::yield_now().await;
             self.turn = Instant::now();
@@ -402,9 +404,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    /// Whether a command that has to wait for something may begin.
+    /// Checks that a command that has to wait for something may begin.
     fn may_wait(&self, command: &Command) -> Result<(), Error> {
-        // A thaw is never refused for what hangs; one that hangs itself is bounded.
+        // A thaw is not refused because other commands hang; a thaw that hangs has a limit of its own.
         let most = if command.always { 2 * LEFT } else { LEFT };
         if self.works.left() >= most {
             let text = format!("{most} commands of this client that were given up have not ended");
@@ -413,9 +415,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         if command.always { Ok(()) } else { self.context.room.may_wait(command.name) }
     }
 
-    /// Answers what is no command, behind what waits.
+    /// Answers a message that is not a valid request, after the requests before it.
     async fn put(&mut self, line: Line) -> io::Result<()> {
-        // In the queue, which is bounded, also behind a single command: garbage must not pile up behind one that hangs.
+        // Queued even behind a single command, because the queue is bounded: answers to malformed messages must not pile
+        // up behind a command that hangs.
         if self.is_idle() {
             return self.answer(self.heard, line).await;
         }
@@ -423,7 +426,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    /// Answers, behind what is under way.
+    /// Adds an answer after those of the commands under way.
     async fn answer(&mut self, asked: Instant, line: Line) -> io::Result<()> {
         match self.works.turn.back() {
             None => self.append(line).await,
@@ -435,7 +438,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// Adds a line to the answers, without a copy where it is the first.
+    /// Adds a line to the answers; without a copy if it is the first.
     async fn append(&mut self, line: Line) -> io::Result<()> {
         if self.answers.is_empty() {
             self.answers = line.text;
@@ -453,8 +456,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         if self.answers.len() >= GATHER { self.send().await } else { Ok(()) }
     }
 
-    /// Sends a part of a large answer. What that takes is not there for others: who leaves it unread is let go, where a
-    /// stream belongs to one client. On a port the next one could not tell where an answer begins.
+    /// Sends a part of a large answer, whose memory is then not available to others. So a client that leaves it unread
+    /// is disconnected, where the stream belongs to one client. On a port the next client could not tell where an
+    /// answer begins.
     async fn send_part(&mut self, part: &[u8]) -> io::Result<()> {
         let sending = self.stream.write_all(part);
         if self.end == End::Gone {
@@ -478,7 +482,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 }
 
-/// Reads more; `None` if nothing comes for too long in the middle of a message.
+/// Reads more bytes; returns `None` if nothing arrives for too long in the middle of a message.
 async fn read<S: AsyncRead + Unpin>(
     stream: &mut S,
     input: &mut Vec<u8>,

@@ -1,7 +1,7 @@
-//! The one table of commands: it drives dispatch, guest-info, the block lists and docs/qga.md.
+//! Table of all commands: it drives dispatch, guest-info, the block lists and docs/qga.md.
 //!
-//! Each subject's file has the rows of its commands beside the functions behind them; here they become one
-//! table, sorted when the program is built.
+//! The file of each subject has the rows of its commands beside their functions. Here they become one table, which
+//! is sorted at compile time.
 
 use std::pin::Pin;
 
@@ -11,70 +11,71 @@ use crate::qga::commands::SUBJECTS;
 use crate::qga::error::Error;
 use crate::qga::reply::Reply;
 
-/// How a command ended.
+/// Result of a command.
 pub type Outcome = Result<Reply, Error>;
 
-/// An outcome that has to be waited for.
+/// Future of an outcome.
 pub type Pending<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 
-/// The function behind a command.
+/// Function that carries out a command.
 #[derive(Debug, Clone, Copy)]
 pub enum Run {
-    /// Answers at once: does nothing that could block, such as to look at a file that is not the kernel's own. What is
-    /// in /proc, /sys and, by udev, in /run is in memory.
+    /// Answers at once: must not do anything that could block, such as reading a file on a disk. Files in /proc and
+    /// /sys, and those of udev in /run, are in memory.
     Now(fn(&Call<'_>) -> Outcome),
-    /// Has to wait for something.
+    /// Answers later, because it has to wait for something.
     Later(for<'a> fn(&'a Call<'a>) -> Pending<'a>),
 }
 
-/// What a command can do to the guest; the settings limit some classes further.
+/// Class of a command by its effect on the guest; the settings limit some classes further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Speaks about the protocol only.
+    /// Concerns the protocol only.
     Protocol,
-    /// Reads what the guest is and does.
+    /// Reads properties and state of the guest.
     Query,
     /// Changes the guest: its power, clock, processors, file systems.
     Control,
     /// Reads and writes files.
     Files,
-    /// Runs programs.
+    /// Runs programs, and returns their outputs.
     Exec,
-    /// Changes who may log in.
+    /// Changes passwords and keys of users.
     Credentials,
 }
 
-/// One command: everything that is known about it.
+/// Command with all of its properties.
 #[derive(Debug, Clone, Copy)]
 pub struct Command {
-    /// The name on the wire.
+    /// Name on the wire.
     pub name: &'static str,
-    /// The QEMU version that brought it.
+    /// QEMU version that introduced the command.
     pub since: &'static str,
-    /// Its arguments, for people; a `?` follows an optional one.
+    /// Arguments, for people; a `?` follows an optional one.
     pub arguments: &'static str,
-    /// Its result, for people; empty for none.
+    /// Result, for people; empty if there is none.
     pub returns: &'static str,
-    /// Whether success is answered (QAPI's `success-response`).
+    /// True if success is answered (QAPI's `success-response`).
     pub success_response: bool,
-    /// May be called while file systems are frozen, and does not wait for good for another command that hangs.
+    /// True if the command may be called while file systems are frozen, and never waits forever for another command
+    /// that hangs.
     pub always: bool,
-    /// What it can do.
+    /// Class by the effect on the guest.
     pub class: Class,
-    /// What its caller has to have. No row is without one.
+    /// Role that the caller needs. Set in every row.
     pub role: Option<Role>,
-    /// Each call leaves a line in the log: who, what, with which result.
+    /// True if each call is logged: caller, command and result.
     pub audited: bool,
-    /// What it does.
+    /// Description of the command, for people.
     pub summary: &'static str,
-    /// What differs from qemu-ga, and why; empty for nothing.
+    /// Differences from qemu-ga, with the reasons; empty if there are none.
     pub differences: &'static str,
-    /// What does it.
+    /// Function that carries out the command.
     pub run: Run,
 }
 
 impl Command {
-    /// What holds for most commands; rows say what they are on top of it. It is called by nobody.
+    /// Defaults for the rows, which override some of them. This is no callable command.
     pub const USUAL: Self = Self {
         name: "",
         since: "",
@@ -90,28 +91,28 @@ impl Command {
         run: Run::Now(|_| Err(Error::unknown(""))),
     };
 
-    /// What its caller has to have; what no row gives is the most that there is.
+    /// Returns the role that the caller needs. A row without one would need the most powerful role.
     pub fn needs(&self) -> Role {
         self.role.unwrap_or(Role::Exec)
     }
 
-    /// Whether a client finds its place in the stream by it.
+    /// Returns whether the command serves to synchronize the client with the stream.
     pub fn is_sync(&self) -> bool {
         self.name.starts_with("guest-sync")
     }
 
-    /// Whether it freezes or thaws, which ends in bounded time by itself.
+    /// Returns whether the command belongs to freezing and thawing, which have time limits of their own.
     pub fn is_freeze(&self) -> bool {
         self.name.starts_with("guest-fsfreeze-")
     }
 
-    /// Whether it thaws.
+    /// Returns whether the command thaws file systems.
     pub fn is_thaw(&self) -> bool {
         self.name == "guest-fsfreeze-thaw"
     }
 }
 
-/// All commands, in the order of their names.
+/// Table of all commands, sorted by name.
 pub static COMMANDS: &[Command] = &SORTED;
 
 static SORTED: [Command; COUNT] = sorted();
@@ -126,7 +127,7 @@ const COUNT: usize = {
     count
 };
 
-/// The rows of all subjects, sorted by insertion: `sort` cannot run while the program is built.
+/// Sorts the rows of all subjects by insertion, because `sort` is not available at compile time.
 const fn sorted() -> [Command; COUNT] {
     let mut table = [Command::USUAL; COUNT];
     let mut length = 0;
@@ -149,7 +150,7 @@ const fn sorted() -> [Command; COUNT] {
     table
 }
 
-/// Whether `one` stands before `other` in the order of their bytes.
+/// Returns whether `one` comes before `other` in byte order.
 const fn precedes(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     let mut at = 0;
@@ -162,7 +163,7 @@ const fn precedes(one: &str, other: &str) -> bool {
     one.len() < other.len()
 }
 
-/// The place of a command in [`COMMANDS`].
+/// Returns the index of a command in [`COMMANDS`].
 pub fn find(name: &str) -> Option<usize> {
     COMMANDS.binary_search_by(|command| command.name.cmp(name)).ok()
 }
@@ -188,19 +189,19 @@ mod tests {
         }
     }
 
-    /// As long as a command has no method, `guestctl qga` is the way to it: said in src/policy/verbs.rs.
+    /// A command without a method is available through `guestctl qga` only: src/policy/verbs.rs lists those.
     #[test]
     fn every_command_has_a_method_of_the_guestlet_api_or_is_said_to_have_none() {
         let done = || VERBS.iter().flat_map(|verb| verb.commands.iter().map(move |name| (verb, *name)));
         let mut known: Vec<_> = done().map(|(_, name)| name).chain(ONLY_BY_QGA.iter().copied()).collect();
         known.sort_unstable();
-        // Programs are listed and ended by methods of their own.
+        // Listing and ending programs are methods of their own, so that a command may occur several times.
         known.dedup();
         assert_eq!(known, COMMANDS.iter().map(|command| command.name).collect::<Vec<_>>());
         for (verb, name) in done() {
             let command = &COMMANDS[find(name).unwrap()];
             if verb.name == "CollectMetrics" {
-                // It has figures of many commands under a role of its own; and tells of a freeze, too.
+                // This verb combines figures of many commands under a role of its own, and also reports freezes.
                 assert!(!command.audited, "{name} leaves a record, and {} none", verb.name);
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Commands of one client that have begun and have not been answered, or have not ended.
+//! Commands of one client that have begun and were not answered yet, or have not ended.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -16,29 +16,29 @@ use crate::qga::request::Request;
 use crate::qga::room::{Leaving, Room, Share};
 use crate::qga::table::Command;
 
-/// A command that was begun, or another answer that has its place in the order.
+/// Command that has begun, or another answer that keeps its place in the order.
 pub(super) struct Work<'c> {
     state: State<'c>,
-    /// When the client asked for it.
+    /// Time when the request arrived.
     pub asked: Instant,
-    /// When it was begun.
+    /// Time when the command was begun.
     pub begun: Instant,
-    /// The command.
+    /// Command that is carried out.
     pub command: &'static Command,
-    /// The `id` to answer it with.
+    /// Field `id` of the answer.
     pub id: Option<String>,
     _share: Share,
 }
 
 enum State<'c> {
-    /// It has not ended.
+    /// The command is under way.
     Running(Pin<Box<dyn Future<Output = Line> + Send + 'c>>),
-    /// Its answer waits for its turn.
+    /// The command has ended, and its answer waits for its turn.
     Ended(Line),
 }
 
 impl<'c> Work<'c> {
-    /// Begins with a command that has to wait for something. `message` is what it was asked for with.
+    /// Begins a command that has to wait for something. `message` is the text that contains `request`.
     pub fn begin(
         message: &[u8],
         request: &Request<'_>,
@@ -60,38 +60,38 @@ impl<'c> Work<'c> {
         }
     }
 
-    /// Whether its answer is there.
+    /// Returns whether the command has ended, so that its answer is available.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, State::Ended(_))
     }
 
-    /// An answer that is known already.
+    /// Wraps an answer that is known already.
     pub fn ended(command: &'static Command, asked: Instant, line: Line) -> Self {
         Self { state: State::Ended(line), asked, begun: asked, command, id: None, _share: Share::default() }
     }
 }
 
-/// All of them.
+/// Commands of one client that are under way, or not answered yet.
 #[derive(Default)]
 pub(super) struct Works<'c> {
-    /// Those whose answers are waited for, in the order of the answers.
+    /// Commands that the client waits for, in the order of the answers.
     pub turn: VecDeque<Work<'c>>,
-    /// Those that nobody waits for any more.
+    /// Abandoned commands: still under way, but no client waits for them.
     left: Vec<(Work<'c>, Leaving)>,
 }
 
 impl Works<'_> {
-    /// Whether all have ended and were answered.
+    /// Returns whether all commands have ended and were answered.
     pub fn is_empty(&self) -> bool {
         self.turn.is_empty() && self.left.is_empty()
     }
 
-    /// How many go on and are not waited for.
+    /// Returns the number of abandoned commands.
     pub fn left(&self) -> usize {
         self.left.len()
     }
 
-    /// Nobody waits for the next answer any more; what makes it goes on.
+    /// Abandons the first command in turn: it continues, but gets no answer.
     pub fn leave(&mut self, room: &Room) {
         if let Some(work) = self.turn.pop_front()
             && let State::Running(_) = work.state
@@ -101,8 +101,8 @@ impl Works<'_> {
         }
     }
 
-    /// The next answer, when it is there; nothing when a command has ended that nobody waits for. Never completes where
-    /// there is none.
+    /// Returns the next answer once it is available, or `None` when an abandoned command has ended. Never completes if
+    /// there are no commands.
     pub async fn progress(&mut self) -> Option<Line> {
         poll_fn(|waker| {
             for work in &mut self.turn {
@@ -128,7 +128,8 @@ impl Works<'_> {
     }
 }
 
-/// Carries out a command that has to wait for something, and makes the line that answers it; an empty one if none does.
+/// Carries out a command that has to wait for something, and returns the line that answers it; empty if it has no
+/// answer.
 async fn perform(
     message: Vec<u8>,
     command: &'static Command,
@@ -142,7 +143,7 @@ async fn perform(
     call.carry_out(command, id.map(part)).await
 }
 
-/// Where `part`, which is a part of it, stands in `message`.
+/// Returns the byte range of `part`, which is a subslice of `message`.
 fn within(message: &[u8], part: &str) -> Range<usize> {
     let start = part.as_ptr().addr().saturating_sub(message.as_ptr().addr());
     start..start + part.len()

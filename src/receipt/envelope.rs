@@ -1,27 +1,28 @@
-//! The envelope of a receipt: the document to the byte, as one text, and beside it the signature over exactly these bytes.
+//! Envelope of a receipt: the exact document as one text, and beside it the signature over exactly these bytes.
 //!
 //! ```text
 //! {"guestlet-receipt":1,"document":"{\"schema\":1,…}","key":"ed25519:…","signature":"<128 hexadecimal digits>"}
 //! ```
 //!
-//! What is signed is `PREFIX` and then the document's bytes, so that no signature of another kind by the same key can be one
-//! of a receipt. An envelope comes from a disk, or from a guest: whatever is in it is read, and nothing in it is believed.
+//! The signed message is `PREFIX` followed by the document's bytes, so that a signature made by the same key for
+//! another purpose cannot be used for a receipt. An envelope comes from a disk or from a guest: its contents are
+//! parsed, and nothing in them is trusted.
 
 use serde::{Deserialize, Serialize};
 
 use super::{MOST_BYTES, Receipt, SCHEMA};
 
-/// What stands before a document where that is signed.
+/// Bytes before the document in the signed message.
 const PREFIX: &[u8] = b"guestlet receipt 1\n";
-/// The version of the envelope.
+/// Version of the envelope.
 const VERSION: u32 = 1;
 
-/// A signature, with the public key of who made it.
+/// Signature, with the public key of the signer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
-    /// As lines of keys have it.
+    /// Public key, in the format of key lines.
     pub key: String,
-    /// The bytes.
+    /// Bytes of the signature.
     pub bytes: Vec<u8>,
 }
 
@@ -36,30 +37,31 @@ struct Envelope {
     signature: Option<String>,
 }
 
-/// What a check of a signature has come to.
+/// Result of checking a signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Check {
-    /// It is of this key, by its fingerprint, and of these bytes.
+    /// The signature is valid for these bytes, by the key with this fingerprint.
     Good(String),
-    /// It is not.
+    /// The signature is invalid.
     Bad,
 }
 
-/// Whether an envelope is what a guest has made.
+/// Authenticity of an envelope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nobody has changed it since the holder of the key with this fingerprint signed it. Whose key that is has to be asked.
+    /// The envelope is unchanged since the holder of the key with this fingerprint signed it. The caller has to find
+    /// out whose key it is.
     Signed(String),
-    /// The guest had no key: anybody can have made it.
+    /// The guest had no key, so anybody may have written the envelope.
     Unsigned,
-    /// It, or its signature, was changed; why that is known.
+    /// The envelope or its signature was changed; how that was detected.
     Altered(String),
-    /// It is no receipt; why not.
+    /// The text is not a receipt; why not.
     Unreadable(String),
 }
 
 impl Verdict {
-    /// One word, as the API and files have it.
+    /// Returns the verdict in one word, as in the API and in files.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Signed(_) => "signed",
@@ -69,7 +71,7 @@ impl Verdict {
         }
     }
 
-    /// The fingerprint of the key, or why it is not what it should be.
+    /// Returns the fingerprint of the key, or the reason why the envelope is not authentic.
     pub fn detail(&self) -> &str {
         match self {
             Self::Signed(detail) | Self::Altered(detail) | Self::Unreadable(detail) => detail,
@@ -78,16 +80,17 @@ impl Verdict {
     }
 }
 
-/// An envelope that was opened.
+/// Envelope that was opened and checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
-    /// What it says, tidied; absent if that cannot be read.
+    /// Receipt in the envelope, tidied; absent if it cannot be read.
     pub receipt: Option<Receipt>,
-    /// What it is worth.
+    /// Authenticity of the envelope.
     pub verdict: Verdict,
 }
 
-/// Puts a receipt into an envelope, signed if `sign` does that; cuts its lists until it is not too large.
+/// Puts a receipt into an envelope, and shortens its lists until it is not too large. The envelope is signed if
+/// `sign` returns a signature.
 pub fn seal(mut receipt: Receipt, sign: impl Fn(&[u8]) -> Option<Signature>) -> String {
     receipt.schema = SCHEMA;
     receipt.tidy();
@@ -116,7 +119,7 @@ fn encode(document: &str, signature: Option<&Signature>) -> String {
         key: signature.map(|signature| signature.key.clone()),
         signature: signature.map(|signature| hexadecimal(&signature.bytes)),
     };
-    // Texts and a number can always be written.
+    // Serialising texts and a number cannot fail.
     let mut text = serde_json::to_string(&envelope).unwrap_or_default();
     text.push('\n');
     text
@@ -141,8 +144,8 @@ fn bytes(hexadecimal: &str) -> Option<Vec<u8>> {
     pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
-/// Opens an envelope. `id` is what the receipt should be called, if that is known. `check` says whether a signature is the one of a
-/// key, as lines of keys have it, over a message.
+/// Opens an envelope. `id` is the expected ID of the receipt, if known. `check` verifies a signature: it gets a
+/// key in the format of key lines, a message and the signature.
 pub fn open(envelope: &[u8], id: Option<&str>, check: impl FnOnce(&str, &[u8], &[u8]) -> Check) -> Opened {
     match read(envelope) {
         Err(why) => Opened { receipt: None, verdict: Verdict::Unreadable(why) },
@@ -208,7 +211,7 @@ mod tests {
     use super::*;
     use crate::receipt::{NotFrozen, Volume};
 
-    /// A signature that anybody can check: the message's length and bytes, summed.
+    /// Signs in a way that anybody can check: with the message's length and the sum of its bytes.
     fn sign(message: &[u8]) -> Vec<u8> {
         let sum =
             message.iter().fold(7u64, |sum, byte| sum.wrapping_mul(1_000_003).wrapping_add(u64::from(*byte)));
@@ -273,7 +276,7 @@ mod tests {
             changed[place] = byte;
             let opened = open(&changed, None, check);
             if let Verdict::Signed(_) = opened.verdict {
-                // White space, or another way to write the same text.
+                // The change was in white space, or in another spelling of the same text.
                 prop_assert_eq!(opened.receipt, open(&envelope, None, check).receipt);
             } else if changed != envelope {
                 prop_assert_ne!(opened.verdict.word(), "signed");

@@ -1,12 +1,14 @@
-//! Decides what a snapshot is worth from the facts of a receipt alone. More than `crash` has to be proved: everything was frozen
-//! at one time, stayed so, and was thawed because somebody asked for it, in this order.
+//! Decides on the consistency of a snapshot from the facts of its receipt alone. Any level above `crash` has to be
+//! proved: all file systems were frozen at the same time, stayed frozen, and were thawed because a client
+//! requested it, in this order.
 
 use super::{Cut, Level, Receipt};
 
-/// How much longer the caller's clock may say that its snapshot took than the file systems were frozen, in milliseconds.
+/// Tolerance in milliseconds, by which the duration of the snapshot on the caller's clock may exceed that of the
+/// freeze.
 const SLACK: u64 = 1000;
 
-/// Sets the levels of a receipt, and why they are not higher, from all else that it says.
+/// Sets the levels of a receipt, and the reasons why they are not higher, from the rest of it.
 pub fn judge(receipt: &mut Receipt) {
     let mut reasons = spoiled(receipt);
     let is_spoiled = !reasons.is_empty();
@@ -48,7 +50,7 @@ pub fn judge(receipt: &mut Receipt) {
     receipt.reasons = reasons;
 }
 
-/// Why nothing is proved at all.
+/// Returns the reasons why the freeze as a whole proves nothing; empty if there are none.
 fn spoiled(receipt: &Receipt) -> Vec<String> {
     let mut reasons = Vec::new();
     let end = &receipt.end;
@@ -75,7 +77,7 @@ fn spoiled(receipt: &Receipt) -> Vec<String> {
     reasons
 }
 
-/// Why a snapshot was not taken while everything was frozen for so many milliseconds, by what its caller says.
+/// Returns the reason why, by its caller's account, a snapshot was not taken within `frozen_for` milliseconds.
 fn not_inside(cut: &Cut, frozen_for: u64) -> Option<String> {
     if cut.exit_status != 0 {
         return Some(format!("the caller's snapshot failed (exit status {})", cut.exit_status));
@@ -172,7 +174,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the facts are: more than crash only after a thaw that was asked for, of what was frozen in time.
+        /// For any facts: the level is above crash only after a thaw that was requested, of file systems that were frozen
+        /// in time.
         #[test]
         fn never_more_than_is_proved(
             how in "(asked|deadline|person|crash|hang|failed|)",

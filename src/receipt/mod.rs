@@ -1,9 +1,11 @@
-//! Receipts of freezes: what a snapshot that was taken meanwhile is worth, and why not more.
+//! Receipts of freezes: how consistent a snapshot is that was taken during one, and why not more so.
 //!
-//! The guest makes one when a freeze is over, and keeps it in an [`envelope`] with its signature. The [`judge`] decides from
-//! the facts alone how much is proved. All of it is pure: who keeps receipts, and whose keys count, is decided elsewhere.
+//! The guest makes a receipt when a freeze has ended, and keeps it in an [`envelope`] with its signature. The
+//! [`judge`] decides from the facts alone how much is proved. All of this is pure: storing receipts and trusting
+//! keys is done elsewhere.
 //!
-//! To add something to a receipt: a field with `#[serde(default)]`, so that receipts of earlier versions can be read.
+//! To add something to a receipt: a field with `#[serde(default)]`, so that receipts of earlier versions can be
+//! read.
 
 pub mod envelope;
 pub mod judge;
@@ -11,32 +13,32 @@ pub mod show;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of the document. One with another version is not read.
+/// Version of the document. A document with another version is not read.
 pub const SCHEMA: u32 = 1;
-/// Bytes of a receipt in its envelope.
+/// Maximum size of a receipt in its envelope, in bytes.
 pub const MOST_BYTES: usize = 16 * 1024;
-/// Digits of an id.
+/// Number of hexadecimal digits of an ID.
 pub const ID_DIGITS: usize = 32;
-/// Bytes of one text of a receipt.
+/// Maximum length of one text of a receipt, in bytes.
 const LONGEST: usize = 256;
-/// Entries of one list of a receipt, before it is cut to [`MOST_BYTES`].
+/// Maximum number of entries of one list of a receipt, before it is cut to [`MOST_BYTES`].
 pub const MOST_LISTED: usize = 256;
 
-/// What a snapshot is worth.
+/// Consistency of a snapshot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As after a power failure: nothing is proved.
+    /// Crash-consistent, as after a power failure: nothing is proved.
     #[default]
     Crash,
     /// The file systems were frozen from before the snapshot until after it.
     FileSystem,
-    /// So were applications, by their own procedures.
+    /// Applications were held during that time as well, by their own procedures.
     Application,
 }
 
 impl Level {
-    /// One word, as files, events and people have it.
+    /// Returns the level in one word, as in files, events and output for users.
     pub fn word(self) -> &'static str {
         match self {
             Self::Crash => "crash",
@@ -45,211 +47,211 @@ impl Level {
         }
     }
 
-    /// The level of this word.
+    /// Returns the level with this word.
     pub fn named(word: &str) -> Option<Self> {
         [Self::Crash, Self::FileSystem, Self::Application].into_iter().find(|level| level.word() == word)
     }
 }
 
-/// A moment on two clocks of the guest.
+/// Moment on two clocks of the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Moment {
     /// Milliseconds since the guest booted, suspension included: only these are compared.
     pub boottime_ms: u64,
-    /// The time of day, RFC 3339.
+    /// Wall-clock time, RFC 3339.
     pub time: String,
 }
 
-/// The guest.
+/// Identity of the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
-    /// Its host name.
+    /// Host name of the guest.
     pub host_name: String,
-    /// The UUID that its DMI has.
+    /// UUID of the machine from DMI.
     pub dmi_uuid: String,
-    /// Another one after every boot.
+    /// Boot ID, which is different after every boot.
     pub boot_id: String,
 }
 
-/// Who asked for a freeze.
+/// Client that requested a freeze.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Caller {
-    /// In words, such as `the host half SHA256:… for uid:0 root`.
+    /// Description of the client, such as `the host half SHA256:… for uid:0 root`.
     pub name: String,
-    /// What it asked over: `qga` or `guestlet`; empty if that is not known.
+    /// Protocol of the request: `qga` or `guestlet`; empty if unknown.
     pub over: String,
 }
 
 impl Caller {
-    /// One that asks over this.
+    /// Creates a caller with this name and protocol.
     pub fn new(name: &str, over: &str) -> Self {
         Self { name: name.to_owned(), over: over.to_owned() }
     }
 }
 
-/// The moments of a freeze; absent are those that there were not, or that nobody knows.
+/// Times of the steps of a freeze; absent if the step did not happen or its time is unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Times {
-    /// It was asked for.
+    /// The freeze was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked: Option<Moment>,
-    /// Hooks and applications were told.
+    /// Hooks and applications were notified.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hooks_begun: Option<Moment>,
-    /// All of them had answered.
+    /// All hooks and applications had answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hooks_ended: Option<Moment>,
-    /// Everything was frozen.
+    /// All file systems were frozen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frozen: Option<Moment>,
-    /// The thaw was asked for, before anything was thawed.
+    /// The thaw was requested, before any file system was thawed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thaw_asked: Option<Moment>,
-    /// Everything was thawed.
+    /// All file systems were thawed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thawed: Option<Moment>,
 }
 
-/// What the caller says of the snapshot that it took.
+/// Caller's account of the snapshot that it took.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cut {
-    /// The snapshot's name, in the caller's words; may be empty.
+    /// Name of the snapshot, in the caller's words; may be empty.
     pub id: String,
-    /// What was done, in the caller's words.
+    /// Description of the action, in the caller's words.
     pub text: String,
-    /// When it was begun and done, by the caller's clock, RFC 3339.
+    /// Start of the snapshot, by the caller's clock, RFC 3339.
     pub begun: String,
-    /// The same.
+    /// End of the snapshot, by the caller's clock, RFC 3339.
     pub ended: String,
-    /// How long it took, in milliseconds.
+    /// Duration of the snapshot, in milliseconds.
     pub took_ms: u64,
-    /// With what exit status it ended; all but 0 mean that there is no snapshot.
+    /// Exit status of the action; any value other than 0 means that no snapshot exists.
     pub exit_status: i32,
 }
 
-/// How a freeze ended.
+/// End of a freeze.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct End {
-    /// `asked`, `deadline`, `person`, `crash`, `hang`, or `failed` if it was not frozen.
+    /// Keyword: `asked`, `deadline`, `person`, `crash`, `hang`, or `failed` if it was not frozen.
     pub how: String,
-    /// What was wrong, in words; empty if nothing was.
+    /// Description of the problem; empty if there was none.
     pub problem: String,
 }
 
-/// A file system that was frozen, or was to be.
+/// File system that was frozen, or was to be.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Volume {
-    /// Where it is mounted.
+    /// Mount point of the file system.
     pub mount_point: String,
-    /// Such as `ext4`.
+    /// Type of the file system, such as `ext4`.
     pub kind: String,
-    /// What it was mounted from, such as `/dev/vda1`.
+    /// Source of the mount, such as `/dev/vda1`.
     pub source: String,
-    /// Major and minor number, such as `254:1`.
+    /// Major and minor number of the device, such as `254:1`.
     pub device: String,
-    /// The UUID of the file system; empty where udev does not know it.
+    /// UUID of the file system; empty if udev does not know it.
     pub uuid: String,
-    /// The disks that it lives on.
+    /// Disks that hold the file system.
     pub disks: Vec<Disk>,
-    /// What the snapshot of it is worth.
+    /// Consistency of its snapshot.
     pub level: Level,
-    /// Why it was not frozen from the beginning to the end; empty if it was.
+    /// Reason why it was not frozen for the whole time; empty if it was.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub problem: String,
 }
 
-/// A disk below a file system.
+/// Disk below a file system.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Disk {
-    /// Such as `/dev/vda`.
+    /// Device file, such as `/dev/vda`.
     pub file: String,
-    /// Its serial number; empty if it has none.
+    /// Serial number; empty if the disk has none.
     pub serial: String,
 }
 
-/// A file system that was not frozen.
+/// File system that was not frozen.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NotFrozen {
-    /// Where it is mounted.
+    /// Mount point of the file system.
     pub mount_point: String,
-    /// Such as `vfat`.
+    /// Type of the file system, such as `vfat`.
     pub kind: String,
-    /// Why not.
+    /// Reason why it was not frozen.
     pub reason: String,
-    /// Somebody else held it: it was meant to be frozen, and what became of it is not known.
+    /// True if another client held it: it should have been frozen, and its state during the freeze is unknown.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_held: bool,
 }
 
-/// An application that took part.
+/// Application that took part in a freeze.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Application {
-    /// Such as `postgresql`.
+    /// Name of the application, such as `postgresql`.
     pub name: String,
-    /// Which one of them, such as its socket or unit.
+    /// Instance of the application, such as its socket or unit.
     pub instance: String,
-    /// What the snapshot is worth to it.
+    /// Consistency of the snapshot for this application.
     pub level: Level,
-    /// Why not more; empty at the level `application`.
+    /// Reason why the level is not higher; empty at the level `application`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub problem: String,
-    /// What it said of itself: names and values, such as positions in its log.
+    /// Facts that the application reported: names and values, such as positions in its log.
     pub evidence: Vec<(String, String)>,
 }
 
-/// A receipt.
+/// Receipt of a freeze: the record of what was frozen, when and for whom.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Receipt {
-    /// [`SCHEMA`].
+    /// Version of the format: [`SCHEMA`].
     pub schema: u32,
-    /// 128 bits, in hexadecimal digits.
+    /// Identifier: 128 bits in hexadecimal digits.
     pub id: String,
     /// The version of the agent.
     pub agent: String,
-    /// The guest.
+    /// Guest whose file systems were frozen.
     pub guest: Machine,
-    /// Who asked for the freeze.
+    /// Client that requested the freeze.
     pub caller: Caller,
-    /// What the snapshot of all that was frozen is worth.
+    /// Consistency of the snapshot as a whole.
     pub level: Level,
-    /// Why not more.
+    /// Reasons why the level is not higher.
     pub reasons: Vec<String>,
-    /// When what happened.
+    /// Times of the steps of the freeze.
     pub times: Times,
-    /// How it ended.
+    /// End of the freeze.
     pub end: End,
-    /// What the caller says of its snapshot.
+    /// Caller's account of its snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut: Option<Cut>,
-    /// The hooks that were told.
+    /// Hooks that were notified.
     pub hooks: Vec<String>,
     /// Applications that took part.
     pub applications: Vec<Application>,
-    /// What was frozen.
+    /// File systems that were frozen.
     pub volumes: Vec<Volume>,
-    /// What was not.
+    /// File systems that were not frozen.
     pub not_frozen: Vec<NotFrozen>,
-    /// How many entries of the lists are not here, because there are too many.
+    /// Number of entries that were left out of the lists because they would make the receipt too long.
     pub left_out: u64,
 }
 
-/// Whether a text is an id of a receipt.
+/// Returns whether a text is the ID of a receipt.
 pub fn is_id(text: &str) -> bool {
     text.len() == ID_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The text without what terminals obey, of at most some hundred bytes.
+/// Replaces characters that control terminals, and limits the text to 256 bytes.
 pub fn tidy(text: &str) -> String {
     let mut tidied = String::new();
     for character in text.chars() {
@@ -262,7 +264,8 @@ pub fn tidy(text: &str) -> String {
     tidied
 }
 
-/// Whether a character neither moves a cursor nor turns the direction of what follows.
+/// Returns whether a character is safe on a terminal: not a control character, and none that hides text or changes
+/// its direction.
 fn is_plain(character: char) -> bool {
     !character.is_control()
         && !matches!(
@@ -272,12 +275,12 @@ fn is_plain(character: char) -> bool {
 }
 
 impl Receipt {
-    /// Such as `0123…: filesystem`.
+    /// Returns the ID and the level, for example `0123…: filesystem`.
     pub fn words(&self) -> String {
         format!("{}: {}", self.id, self.level.word())
     }
 
-    /// Makes each text tidy, and each list not too long.
+    /// Tidies each text, and limits each list.
     pub fn tidy(&mut self) {
         let Self { id, agent, guest, caller, reasons, times, end, cut, hooks, .. } = self;
         let texts = [id, agent, &mut guest.host_name, &mut guest.dmi_uuid, &mut guest.boot_id];
@@ -307,7 +310,7 @@ impl Receipt {
         }
     }
 
-    /// Makes the longest list half as long; false if there is nothing left to shorten.
+    /// Halves the longest list; returns false if nothing is left to shorten.
     fn shorten(&mut self) -> bool {
         fn halve<T>(list: &mut Vec<T>) -> u64 {
             let kept = list.len() / 2;
@@ -320,7 +323,7 @@ impl Receipt {
             self.volumes.len(),
             self.hooks.len(),
             self.applications.len(),
-            // The first ones weigh most, and are asked for last.
+            // The first reasons matter most, so this list is shortened last.
             self.reasons.len().saturating_sub(4),
         ];
         let longest = lengths.iter().enumerate().rev().max_by_key(|(_, length)| **length);

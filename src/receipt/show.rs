@@ -1,10 +1,10 @@
-//! A receipt as people see it.
+//! Output of a receipt for users.
 
 use super::envelope::Verdict;
 use super::{Level, Moment, Receipt};
 use crate::text;
 
-/// A receipt in lines of names and values.
+/// Formats a receipt as lines of names and values.
 pub fn words(receipt: &Receipt, verdict: &str) -> String {
     let mut lines: Vec<(&str, String)> = vec![
         ("Receipt", receipt.id.clone()),
@@ -94,13 +94,13 @@ fn end(receipt: &Receipt) -> String {
     format!("{}{problem}", receipt.end.how)
 }
 
-/// Such as `2026-11-26T18:00:00.5Z (1234.567 s after the boot)`.
+/// Formats a moment, for example `2026-11-26T18:00:00.5Z (1234.567 s after the boot)`.
 fn moment(moment: &Moment) -> String {
     let (seconds, rest) = (moment.boottime_ms / 1000, moment.boottime_ms % 1000);
     format!("{} ({seconds}.{rest:03} s after the boot)", moment.time)
 }
 
-/// What is known of when the snapshot was taken.
+/// Describes when the snapshot was taken, as far as that is known.
 fn cut(receipt: &Receipt) -> String {
     let times = &receipt.times;
     match (&receipt.cut, &times.frozen, &times.thaw_asked) {
@@ -116,7 +116,7 @@ fn cut(receipt: &Receipt) -> String {
     }
 }
 
-/// What becomes of a signature, for people; `whose` says whose key it is.
+/// Describes the outcome of the signature check, for users; `whose` says whose key it is.
 pub fn verdict(verdict: &Verdict, whose: &str) -> String {
     match verdict {
         Verdict::Signed(key) => format!("signed by {key}{whose}"),

@@ -13,7 +13,7 @@ use crate::sys::error_chain;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::accounts_server::{self, AccountsServer};
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service(Guest);
 

@@ -1,5 +1,5 @@
-//! What this guest asks of its host half: the host half opens a stream for it ([`crate::transport::callback`]), and the guest
-//! calls `guestlet.v1.Host` and other services there.
+//! Calls of this guest to its host half. The host half opens a stream for them
+//! ([`crate::transport::callback`]), on which the guest calls `guestlet.v1.Host` and other services.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,20 +15,20 @@ use crate::trust::Peer;
 use crate::wire::proto::v1::host_client::HostClient;
 use crate::wire::proto::v1::{CallbackFromHost, HostHalf, PingRequest, WhoAmIRequest, WhoAmIResponse};
 
-/// How long it may take to say who the guest is.
+/// Timeout for the answer to `WhoAmI`.
 const INTRODUCTION: Duration = Duration::from_secs(10);
-/// How long it may take to show that it is there.
+/// Timeout for the answer to a ping.
 const ANSWER: Duration = Duration::from_secs(2);
-/// How long nothing may change before the host half is asked again.
+/// Time without changes before the host half is asked again.
 const SETTLED: Duration = Duration::from_secs(1);
-/// When it is asked again though nothing has changed here.
+/// Time after which the host half is asked again although nothing has changed in the guest.
 const AT_LATEST: Duration = Duration::from_secs(300);
 /// Bytes of one answer; those so far are all small.
 const MAX_ANSWER: usize = 64 * 1024;
 
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
-/// An open callback.
+/// Open callback of a host half.
 #[derive(Debug, Clone)]
 pub struct Callback {
     number: u64,
@@ -37,7 +37,7 @@ pub struct Callback {
 }
 
 impl Callback {
-    /// Which one of this run of the agent it is.
+    /// Returns the number of the callback, unique during this run of the agent.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -47,12 +47,12 @@ impl Callback {
         self.caller.clone()
     }
 
-    /// What the host half says of this guest.
+    /// Returns the identity that the host half has assigned to this guest.
     pub fn identity(&self) -> WhoAmIResponse {
         self.identity.clone()
     }
 
-    /// Whether the host half is there.
+    /// Returns whether the host half answers a ping.
     pub async fn answers(&self) -> bool {
         let mut client = host(self.caller.clone());
         let ping = client.ping(Request::new(PingRequest::default()));
@@ -64,12 +64,12 @@ fn host(caller: Caller) -> HostClient<Caller> {
     HostClient::with_origin(caller, http::Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER)
 }
 
-/// What the callback needs of the agent; clones share it.
+/// Interfaces to the agent that the callback needs; clones share them.
 #[derive(Clone)]
 pub struct Surroundings {
     /// Changes after which the host half may say something else of this guest.
     pub changes: watch::Receiver<u64>,
-    /// Is told what it says, first and whenever that has changed.
+    /// Function that receives the host half's answer, at first and whenever it has changed.
     pub known: Arc<dyn Fn(&WhoAmIResponse) + Send + Sync>,
 }
 
@@ -79,7 +79,7 @@ impl std::fmt::Debug for Surroundings {
     }
 }
 
-/// Asks who this guest is.
+/// Asks the host half for the identity of this guest.
 async fn introduction(mut client: HostClient<Caller>) -> Result<WhoAmIResponse, Status> {
     let answer = tokio::time::timeout(INTRODUCTION, client.who_am_i(Request::new(WhoAmIRequest {}))).await;
     answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("too late"))).map(tonic::Response::into_inner)
@@ -127,7 +127,8 @@ async fn ask(
     let _attached = Attached { holder, number };
     known(&told);
     let again = async {
-        // Nobody changes anything any more when the agent ends. What changes on the host alone is seen late.
+        // If the sender is dropped, the agent is ending. Changes that happen on the host only are noticed with a
+        // delay.
         while !matches!(tokio::time::timeout(AT_LATEST, changes.changed()).await, Ok(Err(_))) {
             // Changes come in many steps.
             tokio::time::sleep(SETTLED).await;

@@ -8,10 +8,11 @@ pub use crate::guest::messages::{disk, node, topology};
 use crate::guest::topology::Topology;
 use crate::wire::proto::v1;
 
-/// Disks of one state: the first so many. A host half takes no more than 256 KiB at a time, unless it is told otherwise.
+/// Maximum number of disks in a message about a state; further ones are left out. A host half accepts at most
+/// 256 KiB in a message by default.
 const MOST_DISKS: usize = 256;
 
-/// What a watcher is told, as a message.
+/// Converts a notification for a watcher to a message.
 pub fn news(news: News) -> v1::Event {
     match news {
         News::Event(recorded) => message(recorded.sequence, recorded.time, recorded.event.clone()),
@@ -42,7 +43,7 @@ pub fn state(known: Arc<v1::GuestState>) -> v1::GuestState {
     state
 }
 
-/// What a host half tells of where the guest runs.
+/// Converts the topology that a host half reports for the guest.
 pub fn told(topology: v1::Topology) -> Topology {
     let v1::Topology { region, zone, host, labels } = topology;
     Topology { region, zone, host, labels: labels.into_iter().collect() }

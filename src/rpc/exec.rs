@@ -1,5 +1,5 @@
-//! `guestlet.v1.Exec`: programs that a host half runs for people. A call is a conversation with one program, which goes on without
-//! it.
+//! Service `guestlet.v1.Exec`: programs that a host half runs for users. A call is attached to one program,
+//! which continues to run without the call.
 
 mod conversation;
 
@@ -33,16 +33,16 @@ use conversation::Conversation;
 
 /// Bytes of one request: arguments and variables, and what is around each of many short ones.
 const MAX_REQUEST: usize = 2 * exec::MAX_ARGUMENTS;
-/// How long a program may wait for a client, in seconds, unless its call says how long.
+/// Default time in seconds for which a program waits for a client.
 const USUAL_WAIT: u32 = 30;
 const USUAL_KEEP: u32 = 600;
 const LONGEST_WAIT: u32 = 86_400;
 /// The verbs in audit records.
 const RUN: &str = "RunProgram";
-/// What the settings of `[qga]` forbid of this is forbidden of programs.
+/// Command whose settings in `[qga]` apply to programs as well: if it is forbidden, so are they.
 const AS_COMMAND: &str = "guest-exec";
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service {
     guest: Guest,
@@ -62,7 +62,7 @@ impl Service {
     }
 }
 
-/// Why nothing was started, on the way to a status.
+/// Reason why no program was started, to be converted to a status.
 enum Refusal {
     Denied(String),
     Frozen(String),
@@ -112,7 +112,8 @@ impl From<Refusal> for Status {
     }
 }
 
-/// Whose programs those are that this one starts. A caller has no line breaks.
+/// Returns the owner of the programs that this caller starts. A caller's name contains no line breaks, so the
+/// text is unique.
 fn owner(asker: &Asker) -> String {
     format!("{}\n{}", asker.who(), asker.caller())
 }
@@ -179,7 +180,7 @@ fn task(start: v1::StartProgram, owner: String) -> Result<Task, Status> {
 }
 
 impl Service {
-    /// Starts a program for this asker.
+    /// Starts a program on behalf of the caller.
     async fn start(
         &self,
         start: v1::StartProgram,
@@ -240,7 +241,7 @@ impl Service {
     }
 }
 
-/// How a program ended, for people.
+/// Describes how a program ended, for display.
 fn words(ended: &Ended) -> String {
     match &ended.status {
         Ok(status) => status.to_string(),
@@ -248,7 +249,7 @@ fn words(ended: &Ended) -> String {
     }
 }
 
-/// Asks the rules about a program.
+/// Check of one program against the rules.
 struct Check {
     gate: Gate,
     asker: Asker,
@@ -270,7 +271,7 @@ fn is_thawed(guest: &Guest) -> Result<(), Refusal> {
 }
 
 impl Check {
-    /// Whether this one may run the program that this path is when every link in it is followed.
+    /// Checks whether the caller may run the program at this path, in which all links are resolved.
     fn program(&self, path: &Path) -> Result<(), Refusal> {
         let Self { gate, asker, noted, user, environment, directory, is_login, guest } = self;
         let denied = |why: &dyn std::fmt::Display| {
@@ -289,7 +290,7 @@ impl Check {
             Decision::WouldDeny(why) => drop(noted.would_deny.set(why.to_string())),
             Decision::Denied(why) => return Err(denied(&why)),
         }
-        // What comes before this may have taken long.
+        // Checked again, because the steps before this may have taken long.
         is_thawed(guest)
     }
 }
@@ -346,7 +347,7 @@ impl exec_server::Exec for Service {
     }
 }
 
-/// What is told of a program.
+/// Converts the state of a program to a message.
 pub(super) fn program(one: exec::Standing) -> v1::Program {
     v1::Program {
         id: one.id,

@@ -11,7 +11,7 @@ use crate::wire::proto::v1;
 use crate::wire::proto::v1::file_systems_server::{self, FileSystemsServer};
 use crate::wire::proto::v1::trimmed_file_system::Outcome;
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service(Guest);
 
@@ -26,7 +26,7 @@ impl Service {
         FileSystemsServer::new(self)
     }
 
-    /// Does `work`, which may hang as long as a disk does, beside the event loop.
+    /// Runs `work`, which may block for as long as a disk hangs, outside the event loop.
     async fn away<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Guest) -> Result<T, block_devices::Error> + Send + 'static,

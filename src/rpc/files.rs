@@ -1,5 +1,6 @@
-//! `guestlet.v1.Files`: files that a host half copies for people. What is done with them is up to [`crate::copies`], on a thread for
-//! each call; here it is decided who may do it, and how many at a time.
+//! Service `guestlet.v1.Files`: files that a host half copies for users. The copying itself is done by
+//! [`crate::copies`], on a thread for each call; this module decides who may copy, and how many copies run at
+//! a time.
 
 mod check;
 mod conversation;
@@ -45,13 +46,13 @@ fn too_many() -> Status {
     ))
 }
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service {
     guest: Guest,
     gate: Gate,
     records: Records,
-    /// Of each caller.
+    /// Concurrent calls of each caller.
     places: Seats<String>,
     stopping: CancellationToken,
 }
@@ -67,7 +68,7 @@ impl Service {
         FilesServer::new(self).max_decoding_message_size(MAX_MESSAGE)
     }
 
-    /// What a call needs before it begins.
+    /// Prepares a call: reads its first message, takes a place, and opens the channels for its work.
     async fn begin<T, A>(
         &self,
         request: Request<Streaming<T>>,
@@ -92,7 +93,7 @@ impl Service {
         let check = Check::new(self.gate.clone(), asker, self.guest.freezer.clone(), verb, role, &noted);
         let (say, requested) = mpsc::channel(WAITING);
         let (tell, answers) = mpsc::channel(WAITING);
-        // It has room for one.
+        // Cannot fail, because the channel is empty and has room for this message.
         drop(say.try_send(first));
         Ok(Begun { check, noted, place, requests, say, requested, tell, answers })
     }
@@ -110,9 +111,9 @@ struct Begun<T, A> {
     answers: mpsc::Receiver<A>,
 }
 
-/// A message that asks for something.
+/// Message with a request.
 trait Asks {
-    /// What is opened, if it asks for that.
+    /// Returns the open request, if the message is one.
     fn open(&self) -> Option<&OpenFiles>;
 }
 
@@ -136,10 +137,10 @@ impl Asks for ToWriter {
 
 /// A message that answers.
 trait Answers: Send + 'static {
-    /// Says that the work goes on.
+    /// Makes a message that the work is still in progress.
     fn working() -> Self;
 
-    /// Why something failed, if it says that.
+    /// Returns the failure, if the message reports one.
     fn failed(&self) -> Option<&FileFailed>;
 }
 
@@ -169,7 +170,7 @@ impl Answers for FromWriter {
     }
 }
 
-/// Waits for the first answer, which may be that nothing may be opened, and goes on with the rest.
+/// Waits for the first answer, which may be a refusal to open the file, and returns the stream of all answers.
 async fn converse<T: Send + 'static, A: Answers>(
     begun: Unopened<T, A>,
     noted: &Noted,

@@ -37,7 +37,7 @@ const VERB: &str = "ForwardConnections";
 /// Connections that were not made are written down one by one no faster than this; the rest are counted.
 const BETWEEN_FAILURES: Duration = Duration::from_secs(1);
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service {
     guest: Guest,
@@ -79,15 +79,15 @@ impl forward_server::Forward for Service {
     }
 }
 
-/// Why a connection is not made.
+/// Reason why a connection is refused, with an explanation.
 pub(super) type Refused = (RefusedBecause, String);
 
-/// What the connections of one call have in common.
+/// State that the connections of one call share.
 struct Desk {
     guest: Guest,
     gate: Gate,
     asker: Asker,
-    /// For people, and whose connections are counted together.
+    /// Name of the caller for display, which is also the key under which its connections are counted.
     caller: String,
     failures: Mutex<Failures>,
 }
@@ -107,7 +107,7 @@ struct Allowed {
 }
 
 impl Desk {
-    /// Whether this one may have a connection with what `text` names, and there is room for it.
+    /// Checks whether the caller may connect to the target `text`, and reserves a place for the connection.
     fn allow(&self, text: &str) -> Result<Allowed, Refused> {
         let no_target = |error| (RefusedBecause::NoTarget, format!("the target {error}"));
         let target: Target = text.parse().map_err(no_target)?;
@@ -147,7 +147,7 @@ impl Desk {
         self.gate.rules().decide(&Asked { detail: Detail::Target(target), ..asked })
     }
 
-    /// Makes it.
+    /// Makes the connection, and records the result.
     async fn connect(&self, allowed: &Allowed) -> Result<Socket, Refused> {
         let begun = Instant::now();
         let connected = forward::connect(&allowed.places).await;
@@ -171,7 +171,8 @@ impl Desk {
         });
     }
 
-    /// Writes down a connection that was not made, unless another one was only just: whoever tries again and again fills no log.
+    /// Records a failed connection, unless another failure was recorded a moment ago: then it is only counted, so
+    /// that repeated attempts cannot fill the log.
     fn failed(&self, noted: &Noted, result: &str, took: Duration) {
         let more = {
             let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,7 +13,7 @@ use crate::sys::error_chain;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::freeze_server::{self, FreezeServer};
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service(Guest);
 
@@ -29,7 +29,7 @@ impl Service {
     }
 }
 
-/// Whole seconds, rounded down: nobody is promised more than there are.
+/// Converts to whole seconds, rounded down, so that no caller is promised more time than remains.
 fn seconds(left: std::time::Duration) -> u32 {
     u32::try_from(left.as_secs()).unwrap_or(u32::MAX)
 }

@@ -1,13 +1,14 @@
-//! Who may call which method of the guestlet API: asked before a request reaches the service, and written down when it has
-//! been answered.
+//! Authorization of calls to the guestlet API, before a request reaches the service, and the audit record
+//! after it was answered.
 //!
 //! ```text
 //! request ──▶ verb (by its path) ──▶ decide (peer, caller) ──▶ frozen? ──▶ the service ──▶ record, if the verb is audited
 //!                  │ none: UNIMPLEMENTED      │ denied: PERMISSION_DENIED, and a record
 //! ```
 //!
-//! The peer is in the extensions of a request (`Arc<Peer>`); one without is taken for a peer that has proved nothing. For
-//! whom the host half asks, and the number of the call, are in its metadata.
+//! The peer is in the extensions of a request (`Arc<Peer>`); if it is missing, the peer counts as one that has
+//! proved nothing. The caller on whose behalf the host half acts, and the number of the call, are in the
+//! request's metadata.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -28,7 +29,8 @@ use crate::policy::verbs::{self, Verb};
 use crate::policy::{Asked, Asker, Audit, Decision, HostHalf, Rules, Who};
 use crate::trust::Peer;
 
-/// Metadata: for whom the host half asks, such as `uid:0 root`; absent for itself. What is not printable is percent-encoded.
+/// Metadata key of the caller on whose behalf the host half acts, such as `uid:0 root`; absent if it acts for
+/// itself. Characters that are not printable are percent-encoded.
 const CALLER: &str = "guestlet-caller";
 /// Metadata: the number of the call in the audit records of both ends, 32 hexadecimal digits.
 const AUDIT_ID: &str = "guestlet-audit-id";
@@ -37,16 +39,17 @@ const AUDIT_ID: &str = "guestlet-audit-id";
 const TAKES_THE_GUEST: &str = "WatchEvents";
 const OPENS_A_CALLBACK: &str = "/guestlet.v1.Guest/Callback";
 
-/// Whether the host half that asks may open a callback.
+/// Request extension that shows whether the calling host half may open a callback.
 #[derive(Debug, Clone, Copy)]
 struct MayCallBack(bool);
 
-/// Whether the host half of a request that takes this guest may open a callback. Where nobody is refused anything, all may.
+/// Returns whether the host half that takes this guest with the request may open a callback. True where
+/// requests are not checked.
 pub fn may_call_back<T>(request: &tonic::Request<T>) -> bool {
     request.extensions().get().is_none_or(|MayCallBack(may)| *may)
 }
 
-/// What requests are held to; clones share it.
+/// Gate that checks and records requests; clones share it.
 #[derive(Debug, Clone)]
 pub struct Gate(Arc<Inner>);
 
@@ -66,12 +69,12 @@ impl Gate {
         Self(Arc::new(Inner { rules, audit, guest_has_keys, freezer }))
     }
 
-    /// What requests are held to.
+    /// Returns the rules that requests are checked against.
     pub fn rules(&self) -> &Rules {
         &self.0.rules
     }
 
-    /// Where they are written down.
+    /// Returns the audit log.
     pub fn audit(&self) -> &Audit {
         &self.0.audit
     }
@@ -89,7 +92,7 @@ pub struct Guarded<S> {
     gate: Gate,
 }
 
-/// How the services answer that tonic generates.
+/// Future of the services that tonic generates.
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 impl<S, B> tower_service::Service<Request<B>> for Guarded<S>
@@ -140,8 +143,8 @@ fn refused(status: Status) -> Answering {
 }
 
 impl Gate {
-    /// Whether a request may reach the service, and what is to be written down when it was answered. Allocates nothing for a
-    /// verb that is not.
+    /// Checks whether a request may reach the service, and returns the open audit record if one is needed.
+    /// Allocates no memory for a verb without a record.
     fn admit<B>(&self, verb: &'static Verb, request: &Request<B>) -> Result<Option<Open>, Status> {
         let caller = caller(request.headers())?;
         let who = self.who(request);
@@ -169,7 +172,7 @@ impl Gate {
         Ok(Some(self.open(verb, request, caller, noted)))
     }
 
-    /// Why the settings of `[qga]` forbid a verb that does what commands do, if they do.
+    /// Returns why a verb is forbidden, if the settings of `[qga]` forbid a command that has the same effect.
     fn forbidden(&self, verb: &Verb, asked: &Asked<'_>) -> Option<String> {
         verb.commands.iter().find_map(|&command| {
             let asked = Asked { verb: command, detail: verb.detail, ..*asked };
@@ -188,14 +191,15 @@ impl Gate {
         Status::permission_denied(words)
     }
 
-    /// Whether whoever has made a request may call the method of this path, too. Leaves no record.
+    /// Returns whether the peer and caller of this request may also call the method at this path. Leaves no audit
+    /// record.
     fn allows<B>(&self, path: &str, request: &Request<B>) -> bool {
         let (Some(verb), Ok(caller)) = (verbs::find(path), caller(request.headers())) else { return false };
         let asked = Asked::new(self.who(request), caller, verb.name, verb.role);
         !matches!(self.0.rules.decide(&asked), Decision::Denied(_))
     }
 
-    /// Who has made a request, for as long as it is carried out.
+    /// Returns the peer and caller of a request, in a form that lives as long as its execution.
     fn asker<B>(&self, request: &Request<B>) -> Result<Asker, Status> {
         let peer = request.extensions().get::<Arc<Peer>>();
         Ok(Asker::Host(Arc::new(HostHalf {
@@ -232,7 +236,7 @@ fn id<B>(request: &Request<B>) -> Option<Id> {
     request.headers().get(AUDIT_ID).and_then(|id| Id::parse(id.to_str().ok()?))
 }
 
-/// For whom the host half asks; empty if it does not say.
+/// Returns the caller on whose behalf the host half acts; empty if it does not name one.
 fn caller(headers: &HeaderMap) -> Result<&str, Status> {
     let Some(caller) = headers.get(CALLER) else { return Ok("") };
     let printable =
@@ -286,7 +290,7 @@ impl Drop for Open {
     }
 }
 
-/// Says for the audit record what the call is about; never a secret.
+/// Sets the subject of the call for its audit record; must never contain a secret.
 pub fn concerns<T>(request: &tonic::Request<T>, subject: impl FnOnce() -> String) {
     if let Some(noted) = request.extensions().get::<Arc<Noted>>() {
         let _ = noted.subject.set(subject());

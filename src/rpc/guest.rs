@@ -33,8 +33,8 @@ const MAX_ANSWER: usize = (4 << 20) + 4096;
 const CALLBACK: &str = "/guestlet.v1.Guest/Callback";
 /// Bytes of a ping.
 const MAX_PING: usize = 4096;
-/// Calls that read files, or have work done that may hang, at the same time: a host half that comes again and again leaves
-/// no more behind.
+/// Maximum number of concurrent calls that read files. A host half that reconnects again and again leaves no
+/// more than these behind.
 const MAX_READING: usize = 16;
 /// Work that is under way beside the event loop, of everybody; with more, disks hang, and calls that would add to it are
 /// refused.
@@ -73,10 +73,10 @@ impl Service {
         Served { usual: server(MAX_REQUEST), callback: server(MAX_ANSWER) }
     }
 
-    /// Who this guest is.
+    /// Returns the identity of this guest.
     ///
     /// # Errors
-    /// If the kernel does not say what it is, or the files that do are on a disk that hangs, and so many have asked already.
+    /// If the kernel does not report its version, or too many earlier calls still wait for a disk that hangs.
     pub async fn info(&self) -> Result<v1::GuestInfo, Status> {
         let place = Arc::clone(&self.reading).try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(
@@ -84,7 +84,7 @@ impl Service {
             )
         })?;
         let root = self.guest.root.clone();
-        // Goes on when whoever asked has gone, and has its place until then.
+        // Continues after the caller has disconnected, and keeps its place until it is done.
         let read = blocking::run(move || {
             let read = (identity::identity(&root), system::os_release(&root));
             drop(place);
@@ -146,7 +146,7 @@ impl Service {
     }
 }
 
-/// Whether more work that may hang can be begun.
+/// Checks that another piece of work that may hang can be started.
 pub(super) fn may_work() -> Result<(), Status> {
     if blocking::under_way() < MAX_WORK {
         return Ok(());
@@ -327,7 +327,7 @@ impl guest_server::Guest for Service {
     }
 }
 
-/// Whether the agent says that it stops.
+/// Returns whether the notification reports that the agent is stopping.
 fn is_end(news: &News) -> bool {
     matches!(news, News::Event(recorded) if matches!(recorded.event, Kind::AgentStopping(_)))
 }
@@ -370,7 +370,7 @@ mod tests {
     use crate::trust::keyring::Keyring;
     use crate::wire::proto::v1::guest_server::Guest as _;
 
-    /// Whoever opens a pipe that nobody writes to waits, as for a disk that hangs.
+    /// Simulates a disk that hangs: opening a pipe without a writer blocks.
     #[tokio::test]
     #[allow(clippy::disallowed_methods)]
     async fn calls_that_hang_leave_no_more_behind_than_so_many_however_often_a_host_comes_again() {
@@ -384,7 +384,7 @@ mod tests {
         let service = Service::new(guest, Vec::new(), Holder::default(), surroundings, keys);
         let mut refused = 0;
         for _ in 0..MAX_READING * 4 {
-            // It asks, does not wait for long, and goes away.
+            // The client calls, waits for a short time, and disconnects.
             match tokio::time::timeout(Duration::from_millis(2), service.info()).await {
                 Err(_) => {}
                 Ok(answer) => {
@@ -398,7 +398,7 @@ mod tests {
         let ping = Request::new(v1::PingRequest { payload: vec![1] });
         assert_eq!(service.ping(ping).await.unwrap().into_inner().payload, [1]);
         assert!(begun.elapsed() < Duration::from_secs(1));
-        // The disk answers again: whoever waits for a writer has one, and whoever comes later finds no file.
+        // The disk responds again: opening the pipe gives waiting readers a writer, and later readers find no file.
         let writer = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
         std::fs::remove_file(&pipe).unwrap();
         drop(writer);

@@ -32,7 +32,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// Has what the one that holds the guest by `holder` wants checked by `probes`.
+    /// Creates a service that runs checks in `probes`, on behalf of the host half that holds the guest according
+    /// to `holder`.
     pub fn new(probes: Probes, holder: Holder) -> Self {
         Self { probes, holder }
     }
@@ -221,7 +222,7 @@ mod tests {
             assert!(status.message().contains(words), "{words}: {status}");
             assert_eq!(ids(), ["a", "b"], "{words}");
         }
-        // What is just within them is taken.
+        // The largest request within the limits is accepted.
         let mut most = request((0..256).map(|id| target(&format!("{id:ä>128}"))).collect());
         most.report_seconds = 0;
         assert_eq!(ask(most).await.unwrap().into_inner().results.len(), 256);

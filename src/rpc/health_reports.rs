@@ -22,16 +22,17 @@ use crate::transport::http2::ORIGIN;
 use crate::wire::proto::v1::ReportHealthChecksRequest;
 use crate::wire::proto::v1::cloud_client::CloudClient;
 
-/// How long the host half may take to answer.
+/// Timeout for the answer of the host half.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Results that change one after the other are told together.
+/// Time during which successive changes are collected into one report.
 const SETTLED: Duration = Duration::from_millis(50);
 /// Between two tries, at first and at most.
 const AGAIN: Duration = Duration::from_millis(250);
 const AGAIN_AT_MOST: Duration = Duration::from_secs(5);
 
-/// Reports until nobody changes `standing` any more, to the host half whose checks they are, for as long as that holds the guest
-/// by `holder`. While there are no checks nothing wakes it.
+/// Reports results until the sender of `standing` is dropped. They are sent to the host half that owns the
+/// checks, for as long as it holds the guest according to `holder`. While there are no checks, the task does
+/// not wake up.
 pub async fn report(holder: Holder, mut standing: watch::Receiver<Standing>) {
     let mut again = AGAIN;
     loop {
@@ -80,7 +81,7 @@ async fn tell(
 ) -> Result<Option<Duration>, String> {
     // Else the hold has ended, and the checks with it.
     let Some(caller) = tenure.caller().await else { return Ok(None) };
-    // What is of another hold now is left for its own turn.
+    // Results that belong to another hold are left for the next call.
     if standing.borrow().owner != tenure.number() {
         return Ok(None);
     }

@@ -1,4 +1,4 @@
-//! Which host half holds this guest: at most one.
+//! Ownership of this guest by a host half: at most one holds it.
 //!
 //! ```text
 //!          take                    take by the same           take by another
@@ -7,10 +7,11 @@
 //!   └─stream ends──┘ └──────── taken over ◀─────────────────┴─ it does not
 //! ```
 //!
-//! A holder answers on its callback, which it opens right after it took the guest. One that has none after five
-//! seconds does not answer, as a rival sees it that may open one. Among those that may not, whose grants give them no more than
-//! a look, the first one stays until its connection ends. One with a key takes the guest at once from one without, which has proved
-//! nothing and may only look (`trust.plain`), and never the other way round.
+//! A holder answers on its callback, which it opens right after it has taken the guest. A holder without a
+//! callback after five seconds counts as not answering, for a rival that may open a callback itself. Among
+//! host halves that may not open one, because their grants allow them only to read, the first one stays until
+//! its connection ends. A host half with a key immediately takes the guest from one without, which has proved
+//! nothing and may only read (`trust.plain`), and never the other way round.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -23,10 +24,10 @@ use crate::transport::callback::Caller;
 use crate::trust::Peer;
 use crate::wire::proto::v1::{HostHalf, WhoAmIResponse};
 
-/// How long a holder may be without a callback before another may take its place.
+/// Time that a holder may be without a callback before another host half may replace it.
 const CALLBACK_GRACE: Duration = Duration::from_secs(5);
 
-/// Who holds this guest; clones share it.
+/// Holder of this guest; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Holder(Arc<Mutex<Slot>>);
 
@@ -40,17 +41,18 @@ struct Slot {
 struct Current {
     number: u64,
     host: HostHalf,
-    /// Who it has proved to be.
+    /// Proved identity of the holder.
     peer: Arc<Peer>,
     since: SystemTime,
     taken: Instant,
     callback: watch::Sender<Option<Callback>>,
-    /// Why the hold was lost, once it is.
+    /// Reason why the hold has ended; empty while it lasts.
     over: watch::Sender<Option<String>>,
 }
 
 impl Current {
-    /// Whether it is this one: what it calls itself anybody can say, and who it is it has proved.
+    /// Returns whether the holder is this host half. Its instance ID alone can be forged, so the proved identity
+    /// must match as well.
     fn is(&self, host: &HostHalf, peer: &Peer) -> bool {
         self.host.instance_id == host.instance_id && self.peer.is_same(peer)
     }
@@ -91,24 +93,24 @@ impl Tenure {
     }
 }
 
-/// Who holds the guest, for people.
+/// Holder of the guest, for display.
 #[derive(Debug, Clone)]
 pub struct Held {
-    /// The host half.
+    /// Host half that holds the guest.
     pub host: HostHalf,
-    /// Since when.
+    /// Time at which it took the guest.
     pub since: SystemTime,
-    /// What it says of this guest, once it has.
+    /// Identity that it has assigned to this guest, once it is known.
     pub identity: Option<WhoAmIResponse>,
 }
 
 impl Holder {
-    /// Makes `host` the holder, which has proved to be `peer`; `may_call_back` says whether it may open a callback.
+    /// Makes `host`, which has proved to be `peer`, the holder; `may_call_back` is true if it may open a callback.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` if another one holds the guest and answers. One without a key never takes it from one that has one,
-    /// and one that may not open a callback none that has not opened one: that could not be told from it by its answers, and each
-    /// would take the guest from the other for ever.
+    /// `FAILED_PRECONDITION` if another host half holds the guest and answers. A host half without a key never
+    /// takes the guest from one with a key. One that may not open a callback never takes it from one that has not
+    /// opened one: neither of the two can answer, so each would take the guest from the other forever.
     pub async fn take(&self, host: HostHalf, peer: Arc<Peer>, may_call_back: bool) -> Result<Hold, Status> {
         let rival = {
             let mut slot = self.slot();
@@ -133,7 +135,7 @@ impl Holder {
                 None => !may_call_back || taken.elapsed() < CALLBACK_GRACE,
             };
             let mut slot = self.slot();
-            // Whoever took the guest meanwhile has just shown that it is there.
+            // A host half that has taken the guest meanwhile has just shown that it is alive.
             let holder = slot.current.as_ref().filter(|current| answers || current.number != number);
             if let Some(current) = holder {
                 return Err(held(&current.host, &host));
@@ -168,8 +170,8 @@ impl Holder {
         Hold { holder: self.clone(), number, lost }
     }
 
-    /// Gives the holder its callback, in place of the one that it had. Returns what completes when this one must be closed;
-    /// nothing if `host` does not hold the guest.
+    /// Sets the callback of the holder, in place of any earlier one. Returns a channel that reports when this
+    /// callback must be closed; `None` if `host` does not hold the guest.
     pub fn attach(
         &self,
         host: &HostHalf,
@@ -222,7 +224,7 @@ impl Holder {
         slot.current.as_ref().filter(|current| current.number == number).map(Current::tenure)
     }
 
-    /// Who holds the guest now.
+    /// Returns the current holder.
     pub fn held(&self) -> Option<Held> {
         let slot = self.slot();
         let current = slot.current.as_ref()?;
@@ -233,10 +235,10 @@ impl Holder {
         })
     }
 
-    /// The way to the host half, for calls of other services that it has.
+    /// Returns the caller for the host half, for other services that it provides.
     ///
     /// # Errors
-    /// Why there is none, in words for people.
+    /// The reason why there is none, for display.
     pub fn caller(&self) -> Result<Caller, String> {
         let slot = self.slot();
         let current = slot.current.as_ref().ok_or("no host half holds this guest")?;
@@ -250,12 +252,12 @@ impl Holder {
     }
 
     fn slot(&self) -> MutexGuard<'_, Slot> {
-        // Nothing that is done under the lock leaves the slot half changed.
+        // Ignores poisoning: no operation under the lock can leave the slot inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a rival is told: not what the holder calls itself.
+/// Returns the status for a rival, which does not contain the name that the holder gives itself.
 fn held(holder: &HostHalf, rival: &HostHalf) -> Status {
     tracing::warn!("host half {} is refused: {} holds this guest", name(rival), name(holder));
     let host_name = clean(&holder.host_name);
@@ -266,7 +268,7 @@ fn clean(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
-/// A host half as people know it.
+/// Describes a host half for display.
 fn name(host: &HostHalf) -> String {
     format!("{} ({})", clean(&host.host_name), clean(&host.instance_id))
 }

@@ -9,12 +9,12 @@ use crate::trust::Peer;
 #[derive(Debug, Clone, Copy)]
 pub struct Binding(pub [u8; 32]);
 
-/// Who has made a request; whoever is not known has proved nothing.
+/// Returns the peer of a request; without one in the extensions, a peer that has proved nothing.
 pub fn peer<T>(request: &tonic::Request<T>) -> Arc<Peer> {
     request.extensions().get().map_or_else(|| Arc::new(Peer::Plain), Arc::clone)
 }
 
-/// A service whose requests have `Arc<Peer>`, and [`Binding`] if there is one, among their extensions.
+/// Service whose requests carry `Arc<Peer>`, and [`Binding`] if there is one, among their extensions.
 #[derive(Debug, Clone)]
 pub struct Introduced<S> {
     service: S,

@@ -11,7 +11,7 @@ use crate::sys::error_chain;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::journal_server::{self, JournalServer};
 
-/// How many journals are read at a time, each by a program of its own: more than a host half asks for.
+/// Maximum number of concurrent reads, each with its own program; more than a host half needs.
 const MOST: usize = 24;
 
 /// The service; clones share its places.
@@ -63,7 +63,7 @@ fn status(error: &Error) -> Status {
         Error::Unit(_) | Error::Units(_) | Error::Cursor | Error::Priority(_) | Error::Since => {
             Status::invalid_argument(words)
         }
-        // It is, when the agent is stopped: whoever asks again is answered.
+        // The program is killed when the agent stops; a repeated request is then answered.
         Error::Program(error) if error.is_killed() => Status::unavailable(words),
         Error::Missing => Status::failed_precondition(words),
         Error::Slow => Status::deadline_exceeded(words),

@@ -1,4 +1,4 @@
-//! What the host half asks of this guest's keys.
+//! Requests of the host half that concern this guest's keys.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Those of a guest whose token `token` finds.
+    /// Creates the service for a guest whose enrollment token is returned by `token`.
     pub fn new(
         keyring: Keyring,
         token: impl Fn() -> Result<Option<Token>, String> + Send + Sync + 'static,
@@ -81,7 +81,7 @@ impl Keys {
             None => return Err(Status::invalid_argument("step is missing")),
         };
         replaced.map_err(|error| status(&error))?;
-        // Who is let in, and who may stay, follows at once.
+        // Applies the new keys at once to new and existing connections.
         drop(self.keyring.standing().await);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `guestlet.v1.Local`: what the agent tells people in the guest.
+//! Service `guestlet.v1.Local`: information of the agent for users in the guest.
 
 use std::io;
 use std::path::Path;
@@ -25,21 +25,22 @@ use crate::wire::proto::v1::local_server::{self, LocalServer};
 /// Disks that a rule does not mean, with the reason: the first so many.
 const MOST_OTHERS: usize = 64;
 
-/// How long it may take to look at what copies have left: a disk may hang.
+/// Timeout for listing the leftover files of interrupted copies, because a disk may hang.
 const PARTIAL_FILES: Duration = Duration::from_secs(2);
 /// Milliseconds for which a topology is waited for.
 const MAX_WAIT: u32 = 600_000;
 
-/// Where the agent awaits QGA clients and the host half, in words.
+/// Descriptions of where the agent listens for QGA clients and for the host half.
 #[derive(Debug, Clone)]
 pub struct Channels {
-    /// QGA.
+    /// Channel for QGA clients.
     pub qga: String,
     /// The control channel, as it is now.
     pub control: watch::Receiver<String>,
 }
 
-/// Keeps what the host half says of this guest, for programs in the guest: `identity.json` in `folder`.
+/// Saves the identity that the host half assigns to this guest, for programs in the guest, in `identity.json`
+/// in `folder`.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -56,7 +57,8 @@ pub fn remember(identity: &v1::WhoAmIResponse, folder: &Path) -> io::Result<()> 
     files::replace(&folder.join("identity.json"), format!("{text:#}\n").as_bytes())
 }
 
-/// What [`remember`] has kept in `folder`, if there is something; of the host half only its name.
+/// Reads the identity that [`remember`] has saved in `folder`, if there is one; it has only the name of the
+/// host half.
 pub fn remembered(folder: &Path) -> Option<v1::WhoAmIResponse> {
     let kept: serde_json::Value =
         serde_json::from_slice(&files::read(&folder.join("identity.json"))?).ok()?;
@@ -74,7 +76,7 @@ pub fn remembered(folder: &Path) -> Option<v1::WhoAmIResponse> {
     })
 }
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service {
     guest: Guest,
@@ -82,7 +84,7 @@ pub struct Service {
     holder: Holder,
     channels: Channels,
     keys: Keys,
-    /// What copies have left.
+    /// Records of interrupted copies.
     records: Records,
     started: SystemTime,
 }

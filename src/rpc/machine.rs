@@ -13,7 +13,7 @@ use crate::wire::proto::v1;
 use crate::wire::proto::v1::machine_server::{self, MachineServer};
 use crate::wire::switches;
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service(Guest);
 
@@ -41,7 +41,7 @@ fn not_set(error: &clock::Error) -> Status {
     Status::new(code, error_chain::words(error))
 }
 
-/// What is to be switched.
+/// Converts the requested switches to pairs of number and state.
 fn wanted(switches: &[v1::Switch]) -> Vec<(u64, bool)> {
     switches.iter().map(|switch| (switch.id, switch.online)).collect()
 }

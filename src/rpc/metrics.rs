@@ -11,7 +11,7 @@ use crate::metrics;
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::metrics_server::{self, MetricsServer};
 
-/// How many may wait to be answered at a time: more than a host half asks for.
+/// Maximum number of calls that wait for an answer; more than a host half makes.
 const MOST: usize = 8;
 
 /// The service; clones share its places and what it remembers.

@@ -10,7 +10,7 @@ use crate::sys::routes::{Route4, Route6};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::network_server::{self, NetworkServer};
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service(Guest);
 

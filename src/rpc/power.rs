@@ -13,7 +13,7 @@ use crate::wire::proto::v1::{
     SuspendToDiskRequest, SuspendToMemoryRequest,
 };
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Debug, Clone)]
 pub struct Service(Guest);
 

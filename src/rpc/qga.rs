@@ -16,7 +16,7 @@ const MAX_REQUEST: usize = (1 << 20) + 1024;
 /// Carries out one command, and gives the line that answers it.
 pub type Engine = Arc<dyn Fn(Vec<u8>, Asker) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send>> + Send + Sync>;
 
-/// The service.
+/// Implementation of the gRPC service.
 #[derive(Clone)]
 pub struct Service(Engine);
 

@@ -1,4 +1,4 @@
-//! Receipts of freezes, as the host half asks for them; and what it says of a snapshot.
+//! Receipts of freezes, as the host half requests them, and its description of a snapshot.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -16,13 +16,13 @@ use crate::wire::proto::v1;
 
 /// Receipts in one answer.
 const MOST: usize = 256;
-/// The same where nobody says how many.
+/// Number of receipts in one answer if the request does not limit it.
 const USUAL: usize = 100;
-/// How long one that is being written is waited for.
+/// Time to wait for a receipt that is being written.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a host half says of its snapshot. Whatever it says, it is no reason to leave anything frozen: texts are cut, and what is no
-/// time is left out.
+/// Converts the host half's description of its snapshot. An invalid description must not prevent the thaw, so
+/// texts are truncated and invalid times are left out.
 pub fn cut(cut: &v1::SnapshotCut) -> Cut {
     let time = |time: Option<prost_types::Timestamp>| SystemTime::try_from(time?).ok();
     let (begun, ended) = (time(cut.begun), time(cut.ended));
@@ -54,10 +54,10 @@ fn unreadable(directory: &Path, error: &std::io::Error) -> Status {
     Status::internal(format!("cannot read the receipts in {}: {error}", directory.display()))
 }
 
-/// The receipts that there are.
+/// Returns a list of the latest receipts.
 ///
 /// # Errors
-/// If they cannot be read, or somebody wants too many.
+/// If they cannot be read, or the request exceeds the maximum number.
 pub async fn list(
     guest: &Guest,
     request: &v1::ListReceiptsRequest,
@@ -75,7 +75,7 @@ pub async fn list(
         let older = all.len().saturating_sub(last);
         let mut receipts = Vec::new();
         for entry in all.into_iter().skip(older) {
-            // It may have gone meanwhile.
+            // The receipt may have been removed meanwhile.
             let Some(envelope) = clerk.get(&entry.id).map_err(unreadable)? else { continue };
             let opened = open(&envelope, Some(&entry.id), check);
             let receipt = opened.receipt.unwrap_or_default();
@@ -94,10 +94,10 @@ pub async fn list(
     listed.await
 }
 
-/// One of them. What it is worth is for the host half to say.
+/// Returns one receipt. The host half decides whether to trust it.
 ///
 /// # Errors
-/// If there is none of this id, or it cannot be read.
+/// If there is no receipt with this ID, or it cannot be read.
 pub async fn get(guest: &Guest, request: v1::GetReceiptRequest) -> Result<v1::GetReceiptResponse, Status> {
     let id = request.id;
     if !is_id(&id) {

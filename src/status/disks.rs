@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use super::{DEADLINE, call};
 use crate::wire::proto::v1::{Disk, DiskRule, ListDisksRequest, ListDisksResponse, LocalDisk};
 
-/// Asks the agent that serves the socket at `path`.
+/// Requests the disks from the agent that serves the socket at `path`.
 ///
 /// # Errors
-/// As [`ask`](super::ask).
+/// The errors of [`ask`](super::ask).
 pub async fn ask(path: &Path) -> anyhow::Result<ListDisksResponse> {
     call(path, DEADLINE, async |mut client| Ok(client.list_disks(ListDisksRequest {}).await?.into_inner()))
         .await
 }
 
-/// The answer for people.
+/// Formats the answer for people.
 pub fn table(answer: &ListDisksResponse) -> String {
     let mut rows = vec![["NAME", "SIZE", "BUS", "AT", "SERIAL", "PARTITIONS", "USED FOR"].map(str::to_owned)];
     for LocalDisk { disk, uses } in &answer.disks {
@@ -50,7 +50,7 @@ pub fn table(answer: &ListDisksResponse) -> String {
     text
 }
 
-/// The rules, and below each that found no disk why none of them is meant.
+/// Formats the rules, and below each without a disk the reasons why no disk matches.
 fn rules(rules: &[DiskRule]) -> String {
     let mut rows = vec![["MOUNT POINT", "STATE", "DISK", "MATCH", "RULE", "REASON"].map(str::to_owned)];
     for rule in rules {
@@ -79,7 +79,7 @@ fn rules(rules: &[DiskRule]) -> String {
     text
 }
 
-/// The answer for programs.
+/// Converts the answer to JSON for programs.
 pub fn json(answer: &ListDisksResponse) -> Value {
     json!({
         "disks": answer.disks.iter().map(one).collect::<Value>(),
@@ -139,7 +139,7 @@ fn one(LocalDisk { disk, uses }: &LocalDisk) -> Value {
     })
 }
 
-/// Where it is: on SCSI below its controller, else its controller.
+/// Returns the address of a disk: on SCSI below its controller, otherwise that of its controller.
 fn at(disk: &Disk) -> String {
     if disk.scsi_address.is_empty() { disk.pci_address.clone() } else { disk.scsi_address.clone() }
 }

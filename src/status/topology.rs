@@ -1,4 +1,4 @@
-//! `guestlet topology`: where this guest runs, and what became of the labels of its Node, for people or programs.
+//! `guestlet topology`: where this guest runs, and the state of its Node's labels, for people or programs.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -16,28 +16,28 @@ use super::{DEADLINE, age, call};
 use crate::text;
 use crate::wire::proto::v1::{GetTopologyRequest, GetTopologyResponse, Node};
 
-/// Between two tries to reach an agent that is starting.
+/// Pause between two attempts to reach an agent that is starting.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Longest wait.
+/// Longest pause between two attempts.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// What is asked.
+/// Options of the request.
 #[derive(Debug, Default)]
 pub struct Asked {
-    /// The settings file that was named.
+    /// Settings file that was named.
     pub settings: Option<PathBuf>,
-    /// As JSON.
+    /// True for output as JSON.
     pub json: bool,
-    /// Wait for so long until it is known.
+    /// Time to wait until the topology is known.
     pub wait: Option<Duration>,
-    /// Take the labels out of the files of nodes that are to join.
+    /// True to remove the labels from the configuration files of nodes that have yet to join.
     pub remove: bool,
 }
 
-/// Reads the words after `topology`.
+/// Parses the arguments after `topology`.
 ///
 /// # Errors
-/// At one that is not known.
+/// Fails at an unknown argument.
 pub fn parse(words: &[OsString]) -> Result<Asked, lexopt::Error> {
     use lexopt::Arg::{Long, Short};
     let mut parser = lexopt::Parser::from_args(words);
@@ -60,7 +60,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked, lexopt::Error> {
     Ok(asked)
 }
 
-/// Seconds, also as `30s` or `2min`.
+/// Parses seconds, also as `30s` or `2min`.
 fn span(text: &str) -> Result<Duration, String> {
     let seconds = match text.strip_suffix("min") {
         Some(minutes) => minutes.trim().parse::<u64>().ok().and_then(|minutes| minutes.checked_mul(60)),
@@ -71,10 +71,11 @@ fn span(text: &str) -> Result<Duration, String> {
     span.ok_or_else(|| "give a time from 1s to 10min, such as 30s".to_owned())
 }
 
-/// Asks the agent that serves the socket at `path`, which may be about to start if there is time to wait.
+/// Requests the topology from the agent that serves the socket at `path`. With `wait`, the agent may still be
+/// starting.
 ///
 /// # Errors
-/// As [`ask`](super::ask), or if it was not known in time.
+/// The errors of [`ask`](super::ask); also if the topology was not known in time.
 pub async fn ask(path: &Path, wait: Option<Duration>) -> anyhow::Result<GetTopologyResponse> {
     let end = wait.map(|wait| Instant::now() + wait);
     loop {
@@ -91,7 +92,7 @@ pub async fn ask(path: &Path, wait: Option<Duration>) -> anyhow::Result<GetTopol
         match asking.await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(status)) if status.code() == Code::DeadlineExceeded => bail!("{}", status.message()),
-            // The agent does not run yet, or is started again.
+            // The agent is not running yet, or is being restarted.
             _ if left.is_some_and(|left| left > AGAIN) => sleep(AGAIN).await,
             Ok(Err(status)) => bail!("the agent's answer: {}", status.message()),
             Err(error) => return Err(error),
@@ -99,7 +100,7 @@ pub async fn ask(path: &Path, wait: Option<Duration>) -> anyhow::Result<GetTopol
     }
 }
 
-/// The answer for people.
+/// Formats the answer for people.
 pub fn table(answer: &GetTopologyResponse) -> String {
     let mut lines: Vec<(&str, String)> = Vec::new();
     match &answer.topology {
@@ -137,7 +138,7 @@ pub fn table(answer: &GetTopologyResponse) -> String {
     text
 }
 
-/// The answer for programs.
+/// Converts the answer to JSON for programs.
 pub fn json(answer: &GetTopologyResponse) -> Value {
     let topology = answer.topology.as_ref();
     let files = answer.files.iter().map(|file| json!({ "path": file.path, "problem": file.problem }));

@@ -8,24 +8,24 @@ use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::sys::root::Root;
 
-/// A user.
+/// User account, as the name service describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
-    /// The login name.
+    /// Login name.
     pub name: String,
-    /// The user.
+    /// User ID.
     pub user: Uid,
     /// The user's own group.
     pub group: Gid,
-    /// The home folder, as /etc/passwd names it.
+    /// Home directory, as /etc/passwd names it.
     pub home: PathBuf,
 }
 
-/// The account of that name, by /etc/passwd and then, on the machine itself, by the name service (LDAP and the like),
-/// which may take its time.
+/// Looks up an account by name in /etc/passwd and then, on the machine itself, in the name service (LDAP and
+/// the like), which may take long.
 ///
 /// # Errors
-/// If neither can be asked.
+/// If neither can be queried.
 pub fn find(root: &Root, name: &str) -> io::Result<Option<Account>> {
     let file = match root.read("/etc/passwd") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -41,10 +41,10 @@ pub fn find(root: &Root, name: &str) -> io::Result<Option<Account>> {
     Ok(found.map(|user| Account { name: user.name, user: user.uid, group: user.gid, home: user.dir }))
 }
 
-/// The group of that name, by /etc/group and then, on the machine itself, by the name service.
+/// Looks up a group by name in /etc/group and then, on the machine itself, in the name service.
 ///
 /// # Errors
-/// If neither can be asked.
+/// If neither can be queried.
 pub fn group(root: &Root, name: &str) -> io::Result<Option<Gid>> {
     let file = match root.read("/etc/group") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),

@@ -8,9 +8,9 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 /// A socket passed by the service manager.
 #[derive(Debug)]
 pub struct Passed {
-    /// The socket.
+    /// Descriptor of the listening socket.
     pub socket: OwnedFd,
-    /// What `FileDescriptorName=` of its unit says; the unit's own name, if that says nothing.
+    /// Value of `FileDescriptorName=` in the socket unit; the name of the unit if the setting is absent.
     pub name: String,
 }
 
@@ -22,12 +22,12 @@ pub struct Passed {
 /// # Errors
 /// If the variables are set and make no sense.
 pub fn take() -> io::Result<Vec<Passed>> {
-    // SAFETY: called from `main` before any thread is started, so nobody else uses the environment.
+    // SAFETY: called from `main` before any thread is started, so no other thread accesses the environment.
     let passed = unsafe { sd_notify::listen_fds_with_names_and_unset_env() }?;
     passed
         .map(|(fd, name)| {
-            // SAFETY: the service manager opened this descriptor for us, and as the variables are gone
-            // nobody else makes an owner of it.
+            // SAFETY: the service manager opened this descriptor for this process, and with the variables unset nothing
+            // else takes ownership of it.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             fcntl(socket.as_fd(), FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
             Ok(Passed { socket, name })

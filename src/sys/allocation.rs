@@ -5,11 +5,12 @@ use std::io;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
-/// Reserves room for so many bytes of the file from `offset` on; its length stays what it is. May take long where the
-/// file system has to write zeros.
+/// Allocates space for this many bytes of the file from `offset` on, without changing its length. May take
+/// long where the file system has to write zeros.
 ///
 /// # Errors
-/// As fallocate(2) gives them: [`io::ErrorKind::StorageFull`] where there is no room; some may be reserved then.
+/// The errors of fallocate(2): [`io::ErrorKind::StorageFull`] where there is not enough space; a part may be
+/// allocated then.
 pub fn reserve(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
@@ -19,10 +20,11 @@ pub fn reserve(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     Ok(fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, number(offset)?, number(bytes)?)?)
 }
 
-/// Gives back what is reserved behind the file's end. Nobody may make the file longer meanwhile.
+/// Releases the space that is allocated beyond the end of the file. No other process may extend the file
+/// meanwhile.
 ///
 /// # Errors
-/// As ftruncate(2) gives them.
+/// The errors of ftruncate(2).
 pub fn give_back(file: &File) -> io::Result<()> {
     // A hole punched there would not be one: file systems look at the length first.
     file.set_len(file.metadata()?.len())

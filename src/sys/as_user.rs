@@ -1,5 +1,5 @@
-//! Has a new process be a user for good: with that user's groups, without capabilities, gaining nothing by set-user-ID programs, and
-//! killed with the thread that has started it.
+//! Makes a new process run as a user irrevocably: with that user's groups, without capabilities, unable to
+//! gain any through set-user-ID programs, and killed when the thread that started it ends.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 
 use crate::sys::spawn_manner::Identity;
 
-/// Has `command` start so.
+/// Makes `command` start as the user `identity`.
 pub(super) fn apply(command: &mut Command, identity: &Identity) {
     let Identity { uid, gid, groups } = identity.clone();
     let enter = move || -> io::Result<()> {
@@ -20,7 +20,7 @@ pub(super) fn apply(command: &mut Command, identity: &Identity) {
         unsafe {
             Errno::result(libc::setgroups(groups.len(), groups.as_ptr()))?;
             Errno::result(libc::setresgid(gid, gid, gid))?;
-            // With this the kernel takes all capabilities from whoever is not root any more.
+            // When a process changes from root to another user, the kernel clears all of its capabilities.
             Errno::result(libc::setresuid(uid, uid, uid))?;
         }
         prctl::set_no_new_privs()?;
@@ -31,8 +31,8 @@ pub(super) fn apply(command: &mut Command, identity: &Identity) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// Another process of this program that runs as a user, and is spoken with over its standard input and output. Dropped, it is
-/// killed.
+/// Second process of this program that runs as a user and is talked to over its standard input and output. It
+/// is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Companion(Child);
 
@@ -69,7 +69,7 @@ impl Companion {
 
 impl Drop for Companion {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,5 +1,6 @@
-//! What is below a directory, by descriptors: no symbolic link is followed, however quickly somebody puts one there, and no path
-//! leads out. (Each part is opened by itself with `O_NOFOLLOW`, which kernels without openat2(2) have, too.)
+//! Access to the contents of a directory through descriptors. No symbolic link is followed, even one that is
+//! put in place during the access, and no path leads out of the directory. (Each part of a path is opened
+//! separately with `O_NOFOLLOW`, which also works on kernels without openat2(2).)
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -19,14 +20,14 @@ use nix::unistd::{
     Gid, LinkatFlags, Uid, UnlinkatFlags, Whence, fchownat, fsync, linkat, lseek, symlinkat, unlinkat,
 };
 
-/// What something is.
+/// Type of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A plain file.
+    /// Regular file.
     Regular,
-    /// A directory.
+    /// Directory.
     Directory,
-    /// A symbolic link.
+    /// Symbolic link.
     Symlink,
     /// A device, a pipe or a socket.
     Special,
@@ -35,34 +36,34 @@ pub enum Kind {
 /// A moment, as file systems have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moment {
-    /// Since 1970.
+    /// Seconds since 1970 (Unix time); negative before.
     pub seconds: i64,
     /// And so many nanoseconds.
     pub nanoseconds: u32,
 }
 
-/// What the file system says of something.
+/// Metadata that the file system keeps for an entry, as fstat(2) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// What it is.
+    /// Type of the entry.
     pub kind: Kind,
     /// Bytes of its content.
     pub size: u64,
     /// The twelve bits of chmod(2).
     pub mode: u32,
-    /// Its owner.
+    /// User ID of the owner.
     pub user: u32,
-    /// Its group.
+    /// Group ID of the owner.
     pub group: u32,
     /// When its content was changed.
     pub modified: Moment,
     /// When anything of it was changed.
     pub changed: Moment,
-    /// The file system.
+    /// Device number of the file system.
     pub device: u64,
-    /// Its number there.
+    /// Inode number in that file system.
     pub inode: u64,
-    /// How many names it has.
+    /// Number of hard links.
     pub links: u64,
     /// Bytes that it takes on the disk.
     pub allocated: u64,
@@ -97,18 +98,19 @@ impl Facts {
     }
 }
 
-/// What a descriptor is open for.
+/// Returns the metadata of the file that a descriptor is open for.
 ///
 /// # Errors
-/// As fstat(2).
+/// The errors of fstat(2).
 pub fn facts(descriptor: impl AsFd) -> io::Result<Facts> {
     Ok(Facts::of(&fstat(descriptor)?))
 }
 
-/// What is in a directory under a name; a link itself.
+/// Returns the metadata of the entry `name` in a directory, or `None` if there is no such entry. A symbolic
+/// link is not followed: the result describes the link itself.
 ///
 /// # Errors
-/// As fstatat(2), except that nothing is nothing.
+/// The errors of fstatat(2), except `ENOENT`.
 pub fn look(directory: &OwnedFd, name: &OsStr) -> io::Result<Option<Facts>> {
     match fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(Facts::of(&found))),
@@ -117,10 +119,10 @@ pub fn look(directory: &OwnedFd, name: &OsStr) -> io::Result<Option<Facts>> {
     }
 }
 
-/// Where a symbolic link leads.
+/// Returns the target of a symbolic link.
 ///
 /// # Errors
-/// As readlinkat(2).
+/// The errors of readlinkat(2).
 pub fn link_target(directory: &OwnedFd, name: &OsStr) -> io::Result<OsString> {
     Ok(readlinkat(directory, name)?)
 }
@@ -234,7 +236,7 @@ pub fn replace(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> io::Result<()> 
 pub fn rename_new(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> io::Result<()> {
     match linkat(directory, from, directory, to, LinkatFlags::empty()) {
         Ok(()) => remove(directory, from),
-        // A file system without hard links, or where nobody may make one.
+        // The file system has no hard links, or they are not permitted.
         Err(Errno::EPERM | Errno::EACCES | Errno::EOPNOTSUPP | Errno::ENOSYS) => match look(directory, to)? {
             Some(_) => Err(Errno::EEXIST.into()),
             None => replace(directory, from, to),
@@ -305,11 +307,12 @@ pub fn set_of_link(
     Ok(())
 }
 
-/// Where the next data of a file begins, from an offset on, and where it ends; nothing, if there is none before its end. A file
-/// system that does not know has data everywhere.
+/// Finds the first range of data of a file at or after the offset `from`, and returns where it begins and
+/// ends; `None` if there is only a hole up to `end`. On a file system that does not report holes, everything
+/// counts as data.
 ///
 /// # Errors
-/// As lseek(2).
+/// The errors of lseek(2).
 pub fn next_data(file: &File, from: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     let offset = |at: u64| libc::off_t::try_from(at).map_err(|_| io::Error::from(Errno::EOVERFLOW));
     let begin = match lseek(file, offset(from)?, Whence::SeekData) {
@@ -329,10 +332,10 @@ pub fn next_data(file: &File, from: u64, end: u64) -> io::Result<Option<(u64, u6
     Ok(Some((begin, stop.clamp(begin, end))))
 }
 
-/// Bytes that a file system has for whoever writes now.
+/// Returns the bytes of the file system that are available to unprivileged users.
 ///
 /// # Errors
-/// As fstatvfs(3).
+/// The errors of fstatvfs(3).
 #[allow(clippy::unnecessary_cast, reason = "other architectures have other types")]
 pub fn free_space(found: &OwnedFd) -> io::Result<u64> {
     let system = nix::sys::statvfs::statvfs(&itself(found))?;

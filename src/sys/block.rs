@@ -14,7 +14,7 @@ pub type Number = (u32, u32);
 const BY_NUMBER: &str = "/sys/dev/block";
 const DISKS: &str = "/sys/block";
 
-/// Where the device with this number is.
+/// Returns the sysfs path of the device with this number.
 ///
 /// # Errors
 /// `NotFound` if there is no such device, as in a container that has no /sys of its own.
@@ -31,18 +31,19 @@ pub fn disks(root: &Root) -> io::Result<Vec<String>> {
     names(root, DISKS, std::fs::FileType::is_symlink)
 }
 
-/// Where the whole disk called `name` is.
+/// Returns the sysfs path of the whole disk called `name`.
 ///
 /// # Errors
-/// `NotFound` if there is none.
+/// `NotFound` if there is no such disk.
 pub fn disk_place(root: &Root, name: &str) -> io::Result<String> {
     target(DISKS, &std::fs::read_link(root.path(&format!("{DISKS}/{name}")))?)
 }
 
-/// The devices that the one at `place` is made of, in the kernel's order; none if it does not say.
+/// Returns the sysfs paths of the devices that the one at `place` is made of, in the kernel's order; `None` if
+/// the kernel does not list them.
 ///
 /// # Errors
-/// As opendir(3) and readlink(2) give them, but for a list that is not there.
+/// The errors of opendir(3) and readlink(2), except for a missing list.
 pub fn parts(root: &Root, place: &str) -> io::Result<Option<Vec<String>>> {
     let folder = format!("{place}/slaves");
     let names = match names(root, &folder, std::fs::FileType::is_symlink) {
@@ -53,14 +54,14 @@ pub fn parts(root: &Root, place: &str) -> io::Result<Option<Vec<String>>> {
     names.iter().map(part).collect::<io::Result<_>>().map(Some)
 }
 
-/// The name of the driver of the device at `place`, such as `virtio-pci`; none if it has none.
+/// Returns the name of the driver of the device at `place`, such as `virtio-pci`; `None` if it has no driver.
 pub fn driver(root: &Root, place: &str) -> Option<String> {
     let link = std::fs::read_link(root.path(&format!("{place}/driver"))).ok()?;
     Some(link.file_name()?.to_str()?.to_owned())
 }
 
-/// Where the controller is that leads to a disk which the kernel shows apart from all its controllers, as it does
-/// with NVMe disks that may have several; none for all others.
+/// Returns the sysfs path of the controller of a disk that the kernel lists apart from its controllers, as it
+/// does with NVMe disks that may have several; `None` for every other disk.
 pub fn controller(root: &Root, place: &str) -> Option<String> {
     let (before, after) = place.split_once("/nvme-subsystem/")?;
     let subsystem = format!("{before}/nvme-subsystem/{}", after.split('/').next()?);
@@ -73,7 +74,8 @@ pub fn controller(root: &Root, place: &str) -> Option<String> {
     target(&subsystem, &std::fs::read_link(root.path(&format!("{subsystem}/{first}"))).ok()?).ok()
 }
 
-/// The numbers of the folders in `folder` that are called `name` and a number, sorted.
+/// Returns the numbers of the entries of the directory `folder` whose names are `name` followed by a number,
+/// sorted; empty if the directory cannot be read.
 pub fn numbered(root: &Root, folder: &str, name: &str) -> Vec<u32> {
     let names = names(root, folder, |_| true).unwrap_or_default();
     let mut numbers: Vec<_> =
@@ -85,19 +87,19 @@ pub fn numbered(root: &Root, folder: &str, name: &str) -> Vec<u32> {
 /// A partition as the kernel has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// Such as `vda1`.
+    /// Kernel name, such as `vda1`.
     pub name: String,
-    /// Its place in the disk's table: 1, 2, 3, …
+    /// Index in the disk's partition table: 1, 2, 3, …
     pub index: u32,
-    /// Its number as a device.
+    /// Device number (major and minor).
     pub number: Number,
-    /// Where it begins on the disk, in bytes.
+    /// Offset of its first byte on the disk.
     pub start: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// The unit in which the kernel tells sizes, whatever the disk's own sectors are.
+/// Unit in which the kernel reports sizes, in bytes, whatever the sector size of the disk is.
 const SECTOR: u64 = 512;
 
 /// The size of the device at `place`, in bytes.
@@ -157,7 +159,8 @@ pub fn sequence(root: &Root, place: &str) -> Option<u64> {
     root.line(&format!("{place}/diskseq")).parse().ok()
 }
 
-/// Whether the device exists in the kernel only: it is made of others, of a file, or of memory.
+/// Returns whether the device exists in the kernel only: it is built on other devices, on a file, or on
+/// memory.
 pub fn is_virtual(place: &str) -> bool {
     place.contains("/devices/virtual/block/")
 }
@@ -173,7 +176,7 @@ pub fn file(name: &str) -> String {
     format!("/dev/{}", name.replace('!', "/"))
 }
 
-/// Where the whole disk is that the device at `place` is, or is a partition of.
+/// Returns the sysfs path of the whole disk that the device at `place` is, or is a partition of.
 pub fn whole(place: &str) -> &str {
     match place.rsplit_once('/') {
         Some((above, partition)) if disk_of(partition) == Some(name(above)) => above,
@@ -196,13 +199,14 @@ pub fn disk_of(partition: &str) -> Option<&str> {
 /// A line of /proc/partitions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sized {
-    /// Its number.
+    /// Device number (major and minor).
     pub number: Number,
-    /// Its name in sysfs.
+    /// Name in sysfs, where `!` stands for a slash.
     pub name: String,
 }
 
-/// The disks and partitions of /proc/partitions, which are those with a size; lines that are none are passed over.
+/// Parses /proc/partitions, which lists the disks and partitions that have a size. Lines of another form are
+/// skipped.
 pub fn parse_partitions(file: &str) -> Vec<Sized> {
     let line = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
@@ -213,7 +217,7 @@ pub fn parse_partitions(file: &str) -> Vec<Sized> {
     file.lines().filter_map(line).collect()
 }
 
-/// The names of the entries of a folder.
+/// Returns the names of the entries of a directory whose type is `wanted`.
 fn names(root: &Root, folder: &str, wanted: fn(&std::fs::FileType) -> bool) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(root.path(folder))? {
@@ -227,13 +231,13 @@ fn names(root: &Root, folder: &str, wanted: fn(&std::fs::FileType) -> bool) -> i
     Ok(names)
 }
 
-/// Where a link in `folder` leads.
+/// Returns the absolute path that a symbolic link in `folder` points to.
 fn target(folder: &str, link: &Path) -> io::Result<String> {
     let link = link.to_str().ok_or(io::ErrorKind::InvalidData)?;
     Ok(follow(folder, link))
 }
 
-/// The path that `link` means in `folder`, without the dots.
+/// Resolves `link`, relative to `folder`, without looking at the file system: `.` and `..` are removed.
 pub fn follow(folder: &str, link: &str) -> String {
     let mut path = if link.starts_with('/') { String::new() } else { folder.to_owned() };
     for part in link.split('/') {

@@ -16,34 +16,34 @@ use nix::libc;
 
 use crate::sys::block::Number;
 
-/// How often a lock that somebody holds is tried.
+/// Time between two attempts to take a lock that another process holds.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What the kernel says of a device.
+/// Properties of a device, as the kernel reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Its number.
+    /// Device number (major and minor).
     pub number: Number,
-    /// Its size in bytes; 0 for a drive without a medium.
+    /// Size in bytes; 0 for a drive without a medium.
     pub bytes: u64,
     /// The size of its logical sectors in bytes.
     pub sector: u32,
-    /// It cannot be written to.
+    /// True if the device cannot be written to.
     pub read_only: bool,
 }
 
-/// What there is to know of the device at `path`. May block for as long as it does.
+/// Returns the properties of the device at `path`. Blocks for as long as the device does.
 ///
 /// # Errors
-/// `ENOTBLK` if it is none; as open(2) gives them.
+/// `ENOTBLK` if the path is not a block device; the errors of open(2) and ioctl(2).
 pub fn facts(path: &Path) -> io::Result<Facts> {
     facts_of(&open(path)?)
 }
 
-/// As [`facts`], of an open device.
+/// Returns the same properties as [`facts`], for a device that is open.
 ///
 /// # Errors
-/// As ioctl(2) gives them: `ENXIO` or `ENODEV` if it is gone.
+/// The errors of ioctl(2): `ENXIO` or `ENODEV` if the device has been removed.
 pub fn facts_of(device: &File) -> io::Result<Facts> {
     let bytes = bytes(device)?;
     let mut sector = 0;
@@ -60,10 +60,10 @@ pub fn facts_of(device: &File) -> io::Result<Facts> {
     })
 }
 
-/// The size of an open device in bytes, as it is now; 0 once it is gone.
+/// Returns the current size of an open device in bytes; 0 once the device has been removed.
 ///
 /// # Errors
-/// As ioctl(2) gives them.
+/// The errors of ioctl(2).
 pub fn bytes(device: &File) -> io::Result<u64> {
     let mut bytes = 0;
     // SAFETY: BLKGETSIZE64 writes 64 bits.
@@ -71,11 +71,12 @@ pub fn bytes(device: &File) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// The number that the kernel gave to the disk of an open device and gives to no other disk, nor to another medium in the
-/// same drive, until the next boot; none where the kernel has no such numbers (Linux before 5.15).
+/// Returns the sequence number of an open device's disk. The kernel gives it to no other disk, nor to another
+/// medium in the same drive, until the next boot. `None` where the kernel has no such numbers (Linux before
+/// 5.15).
 ///
 /// # Errors
-/// As ioctl(2) gives them.
+/// The errors of ioctl(2).
 pub fn sequence(device: &File) -> io::Result<Option<u64>> {
     let mut number = 0;
     // SAFETY: BLKGETDISKSEQ writes 64 bits.
@@ -86,21 +87,21 @@ pub fn sequence(device: &File) -> io::Result<Option<u64>> {
     }
 }
 
-/// Opens an open device once more, for reading, and for writing if that is said: it has its own lock, and is the same
-/// device file whatever is found at its path by now.
+/// Opens an open device again, for reading, and on request also for writing. The new descriptor has its own
+/// lock, and refers to the same device whatever is at its path by now.
 ///
 /// # Errors
-/// As open(2) gives them.
+/// The errors of open(2).
 pub fn reopen(device: &File, to_write: bool) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", device.as_raw_fd());
     let path = Path::new(&path);
     if to_write { open_to_write(path) } else { open(path) }
 }
 
-/// The number of an open device.
+/// Returns the device number of an open device.
 ///
 /// # Errors
-/// As fstat(2) gives them.
+/// The errors of fstat(2).
 pub fn number(device: &File) -> io::Result<Number> {
     let number = device.metadata()?.rdev();
     let part = |number: u64| u32::try_from(number).map_err(|_| Errno::EINVAL);
@@ -110,7 +111,7 @@ pub fn number(device: &File) -> io::Result<Number> {
 /// Opens the device at `path` for reading.
 ///
 /// # Errors
-/// `ENOTBLK` if it is none; as open(2) gives them.
+/// `ENOTBLK` if the path is not a block device; the errors of open(2).
 pub fn open(path: &Path) -> io::Result<File> {
     checked(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
 }
@@ -118,7 +119,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Opens the device at `path` for reading and writing.
 ///
 /// # Errors
-/// `ENOTBLK` if it is none; as open(2) gives them.
+/// `ENOTBLK` if the path is not a block device; the errors of open(2).
 pub fn open_to_write(path: &Path) -> io::Result<File> {
     checked(OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?)
 }
@@ -128,10 +129,10 @@ fn checked(device: File) -> io::Result<File> {
     if kind.is_block_device() { Ok(device) } else { Err(Errno::ENOTBLK.into()) }
 }
 
-/// Whether somebody has claimed an open device: it is mounted, part of another device, or used to swap.
+/// Returns whether an open device is in use: mounted, part of another device, or used as swap space.
 ///
 /// # Errors
-/// As open(2) gives them.
+/// The errors of open(2), except `EBUSY`.
 pub fn is_claimed(device: &File) -> io::Result<bool> {
     match claim(format!("/proc/self/fd/{}", device.as_raw_fd()).as_ref()) {
         Ok(_) => Ok(false),
@@ -140,22 +141,22 @@ pub fn is_claimed(device: &File) -> io::Result<bool> {
     }
 }
 
-/// Claims the device at `path`, and every part of it, for as long as the file is open: nobody can mount it, swap to it
-/// or make another device of it. Who only reads and writes it is not kept from that. May block for as long as the
-/// device does.
+/// Claims the device at `path`, and every part of it, for as long as the file is open: it cannot be mounted,
+/// used as swap space, or made part of another device. Plain reads and writes by others are not prevented. May
+/// block for as long as the device does.
 ///
 /// # Errors
-/// `EBUSY` if somebody has claimed it or a part of it; as open(2) gives them.
+/// `EBUSY` if the device or a part of it is in use; the errors of open(2).
 pub fn claim(path: &Path) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_EXCL;
     OpenOptions::new().read(true).custom_flags(flags).open(path).and_then(checked)
 }
 
-/// Writes what is buffered of a device to it, has it empty its own cache, and forgets the buffers. May block for as
-/// long as the device does.
+/// Writes the buffered data to the device, flushes its own cache, and drops the buffers. May block for as long
+/// as the device does.
 ///
 /// # Errors
-/// As fsync(2) gives them: what was written may be lost. `EACCES` without `CAP_SYS_ADMIN`.
+/// The errors of fsync(2), after which written data may be lost. `EACCES` without `CAP_SYS_ADMIN`.
 pub fn flush(device: BorrowedFd<'_>) -> io::Result<()> {
     nix::unistd::fsync(device)?;
     // SAFETY: BLKFLSBUF takes no argument that the kernel would read.
@@ -180,8 +181,8 @@ pub fn answers(path: &Path) -> io::Result<()> {
     device.read_at(&mut buffer[begin..begin + PAGE], 0).map(drop)
 }
 
-/// The number of the block device that `path` leads to; none if it leads to something else. A file of the network is
-/// not waited for.
+/// Returns the number of the block device that `path` leads to; `None` if it leads to anything else. Does not
+/// wait for a network file system.
 pub fn number_at(path: &Path) -> Option<Number> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     let mut found = MaybeUninit::<libc::statx>::uninit();
@@ -203,10 +204,11 @@ pub fn number_at(path: &Path) -> Option<Number> {
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "it is held, and let go of with this")] File);
 
-/// Takes the lock of a disk that was opened for nothing else. udev holds it for moments only, which are waited for.
+/// Takes the lock of a disk, whose descriptor must have been opened for this only. udev holds the lock for
+/// short times, which this waits for.
 ///
 /// # Errors
-/// `WouldBlock` if another program still holds it after `patience`; as flock(2) gives them.
+/// `WouldBlock` if another program still holds it after `patience`; the errors of flock(2).
 pub fn lock(file: File, patience: Duration) -> io::Result<Lock> {
     let begin = Instant::now();
     loop {
@@ -241,7 +243,7 @@ pub fn resize_partition(disk: &File, number: u32, start: u64, length: u64) -> io
     Ok(())
 }
 
-/// linux/fs.h and linux/blkpg.h
+/// Requests of linux/fs.h and linux/blkpg.h.
 mod ioctl {
     pub const RESIZE_PARTITION: i32 = 3;
 
@@ -254,7 +256,7 @@ mod ioctl {
         pub names: [u8; 128],
     }
 
-    /// `struct blkpg_ioctl_arg`
+    /// Argument `struct blkpg_ioctl_arg` of linux/blkpg.h.
     #[repr(C)]
     pub struct PartitionCall {
         pub operation: i32,

@@ -1,5 +1,5 @@
-//! What block devices are made of: the kernel's word in /sys, for partitions, device mapper (LVM, LUKS), md, bcache,
-//! loop devices, and the disks of a btrfs file system.
+//! Layers of block devices, as the kernel shows them in /sys: partitions, device mapper (LVM, LUKS), md,
+//! bcache, loop devices, and the disks of a btrfs file system.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,21 +13,21 @@ use crate::sys::root::Root;
 /// Major and minor number.
 pub type Device = (u32, u32);
 
-/// The devices that were asked for, and all below them.
+/// Requested devices, and all devices below them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BlockStack {
-    /// What each device is made of.
+    /// Each device, with the devices right below it.
     pub devices: BTreeMap<Device, Block>,
     /// The disks of each file system that has a number of its own (major 0), as btrfs does.
     pub disks: BTreeMap<Device, Vec<Device>>,
 }
 
-/// What one device is made of.
+/// One device of the stack.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Block {
     /// The devices right below it.
     pub below: Vec<Device>,
-    /// Of a loop device: its file.
+    /// Backing file, for a loop device only.
     pub file: Option<BackingFile>,
 }
 
@@ -36,7 +36,7 @@ pub struct Block {
 pub struct BackingFile {
     /// The number of the file system that it is on; absent if the kernel does not tell.
     pub device: Option<Device>,
-    /// Its path, as this mount namespace sees it.
+    /// Path as seen from this mount namespace.
     pub path: String,
 }
 
@@ -102,7 +102,7 @@ fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Whether what is mounted there is on the device.
+/// Returns whether the mounted file system is on the device, or for btrfs has the device as one of its disks.
 pub fn is_on(root: &Root, mount: &Mount, device: Device) -> bool {
     mount.device == device
         || mount.btrfs_source().is_some_and(|source| btrfs_disks(root, source).contains(&device))
@@ -148,7 +148,7 @@ fn loop_file_system(root: &Root, folder: &str) -> Option<Device> {
         .filter(|device| *device != (0, 0))
 }
 
-/// linux/loop.h
+/// Structures of linux/loop.h.
 mod ioctl {
     /// `struct loop_info64`, of which only the beginning counts here.
     #[repr(C)]

@@ -9,8 +9,9 @@ use tokio::task::{JoinError, spawn_blocking};
 /// Work that has begun, or waits for a thread, and has not ended.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// How much work is under way. Nothing stops work that blocks, not even that nobody waits for it any more, and there are no
-/// more than 512 threads for it: whoever can bound what it begins looks here.
+/// Returns how many pieces of blocking work are running or queued. Blocking work cannot be cancelled, not even
+/// when no caller waits for it, and there are at most 512 threads for it. A caller that can limit the work
+/// that it starts checks this count first.
 pub fn under_way() -> usize {
     UNDER_WAY.load(Ordering::Relaxed)
 }
@@ -30,19 +31,20 @@ impl Drop for Counted {
     }
 }
 
-/// Does `work`, which may block, on a thread for that. A panic in it is one here.
+/// Runs `work`, which may block, on a thread of the blocking pool. If it panics, so does the caller.
 pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match attempt(work).await {
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
-            // The event loop is being taken down, and whoever waits with it.
+            // The event loop is shutting down, and this task with it.
             Err(_) => std::future::pending().await,
         },
     }
 }
 
-/// Has `work` done that nobody waits for, on a thread for that; at once where there is no event loop.
+/// Runs `work` on a thread of the blocking pool without waiting for it; where there is no event loop, runs it
+/// at once.
 pub fn let_go(work: impl FnOnce() + Send + 'static) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return work() };
     let counted = Counted::begin();

@@ -9,17 +9,17 @@ use nix::libc;
 /// A moment by the calendar, in whatever zone its clock is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Date {
-    /// Such as 2026.
+    /// Year, such as 2026.
     pub year: i32,
-    /// 1–12.
+    /// Month, 1–12.
     pub month: u8,
-    /// 1–31.
+    /// Day of the month, 1–31.
     pub day: u8,
-    /// 0–23.
+    /// Hour, 0–23.
     pub hour: u8,
-    /// 0–59.
+    /// Minute, 0–59.
     pub minute: u8,
-    /// 0–60.
+    /// Second, 0–60 (60 in a leap second).
     pub second: u8,
 }
 
@@ -60,10 +60,10 @@ impl Date {
     }
 }
 
-/// What a time zone is at one moment.
+/// Properties of a time zone at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Zone {
-    /// Such as `CET`.
+    /// Abbreviation, such as `CET`.
     pub abbreviation: String,
     /// Seconds east of UTC.
     pub offset: i64,

@@ -5,7 +5,7 @@ use super::root::Root;
 /// The number of `CAP_NET_ADMIN`.
 pub const NET_ADMIN: u32 = 12;
 
-/// Whether this process has a capability in effect; none if it cannot be read.
+/// Returns whether this process has a capability in its effective set; `None` if that cannot be read.
 pub fn has(root: &Root, number: u32) -> Option<bool> {
     let status = root.read("/proc/self/status").ok()?;
     let status = String::from_utf8_lossy(&status);

@@ -1,7 +1,8 @@
-//! Control groups below the one of this process, cgroups(7), version 2: one for each program, so that all that it has started can be
-//! found and killed, whatever that has made of itself.
+//! Control groups below the one of this process, cgroups(7), version 2. Each program gets its own, so that all
+//! processes that it starts can be found and killed, even those that change their session, parent or user.
 //!
-//! Their names begin with the process that made them, so that one that comes after it knows which are left over.
+//! The name of a group begins with the process that made it, so that a later process can recognize the
+//! leftover ones.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -15,18 +16,18 @@ use nix::unistd::Pid;
 use crate::sys::process::Process;
 use crate::sys::root::Root;
 
-/// What all names begin with.
+/// Prefix of the names of all groups that this program makes.
 const PREFIX: &str = "guestlet-exec-";
-/// Where version 2 is mounted, alone or beside version 1.
+/// Mount points of version 2, alone or beside version 1.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// How often its processes are killed where the kernel does not kill them all at once (before Linux 5.14): some may be starting
-/// others.
+/// Maximum number of passes that kill the processes of a group where the kernel cannot kill all of them at
+/// once (before Linux 5.14): a process may start others during a pass.
 const ROUNDS: usize = 16;
 
-/// How many this process has made.
+/// Number of groups that this process has made; part of their names.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// A control group.
+/// Control group, by its path. Dropping it removes the group if no process is left in it.
 #[derive(Debug)]
 pub struct Cgroup(PathBuf);
 
@@ -74,7 +75,7 @@ impl Cgroup {
         }
     }
 
-    /// Those that processes before this one have made below the same group, and that are not theirs any more.
+    /// Returns the leftover groups below the same parent: those whose makers have ended.
     pub fn left_over(root: &Root) -> Vec<Self> {
         let entries = own(root).and_then(|own| std::fs::read_dir(own).ok()).into_iter().flatten().flatten();
         let is_left = |name: &str| {
@@ -119,7 +120,7 @@ fn kill_all(group: &Path) {
             break;
         }
         for process in processes {
-            // In the group a moment ago; a number is not given again as fast as that.
+            // The process was in the group a moment ago, and process IDs are not reused that soon.
             let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
         }
     }
@@ -130,7 +131,8 @@ fn kill_all(group: &Path) {
 pub struct SessionScope(PathBuf);
 
 impl SessionScope {
-    /// Of the session that this process was moved to. None for one that this process is in itself.
+    /// Returns the scope of the session that process `number` was moved to; `None` if this process belongs to the
+    /// same session.
     pub fn of(root: &Root, number: u32) -> Option<Self> {
         let path = of_process(root, &number.to_string())?;
         let name = path.file_name()?.to_str()?;
@@ -147,7 +149,7 @@ impl SessionScope {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // What a program has left behind on purpose stays in it.
+        // Processes that a program left running on purpose stay in the group, which then cannot be removed.
         let _ = self.remove();
     }
 }
@@ -226,7 +228,7 @@ mod tests {
     #[allow(clippy::disallowed_methods, reason = "the test needs a process")]
     fn a_group_has_what_is_started_in_it_and_loses_all_of_it() {
         let root = Root::default();
-        // Only where the machine lets whoever tests make one.
+        // The test needs the permission to make a control group.
         let Ok((group, procs)) = Cgroup::make(&root, &format!("test{}", std::process::id())) else { return };
         let script = "setsid sleep 1000 & exec sleep 1000";
         let mut command = std::process::Command::new("/bin/sh");

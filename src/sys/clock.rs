@@ -1,4 +1,4 @@
-//! The kernel's clocks, and its word when somebody sets the one of the day.
+//! Clocks of the kernel, and its notification when the system clock is set.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,14 +14,14 @@ use tokio::io::unix::AsyncFd;
 
 use crate::sys::descriptor::watch_readable;
 
-/// What three readings of the clocks may take, in milliseconds, to count as one moment.
+/// Time in milliseconds that three readings of the clocks may take together to count as simultaneous.
 const ONE_MOMENT: i64 = 5;
 
-/// The time of day less the time since the boot, in milliseconds. Suspension and the slewing of NTP leave it
-/// as it is: it changes when the clock is set, and only then.
+/// Returns the system time minus the time since boot, in milliseconds. It changes when the clock is set, and
+/// only then: suspension and the slewing of NTP do not affect it.
 ///
 /// # Errors
-/// As `clock_gettime(2)` gives them.
+/// The errors of `clock_gettime(2)`.
 pub fn offset() -> io::Result<i64> {
     let mut best = (i64::MAX, 0);
     // The machine may be held up between two readings; the quickest of a few tries counts.
@@ -37,23 +37,23 @@ pub fn offset() -> io::Result<i64> {
     Ok(best.1)
 }
 
-/// The time since the boot, with that in which the machine was suspended.
+/// Returns the time since boot, including the time of suspension.
 ///
 /// # Errors
-/// As `clock_gettime(2)` gives them.
+/// The errors of `clock_gettime(2)`.
 pub fn since_boot() -> io::Result<Duration> {
     Ok(Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME)?))
 }
 
-/// Whether something that knows the time, such as NTP, keeps the time of day (adjtimex(2)).
+/// Returns whether a time source, such as NTP, keeps the system clock synchronized (adjtimex(2)).
 pub fn is_synchronized() -> bool {
     discipline().is_ok_and(|state| state.is_synchronized)
 }
 
-/// How the time of day is kept, as whoever keeps it has told the kernel.
+/// State of the clock's synchronization, as the program that synchronizes it has reported to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Discipline {
-    /// Something that knows the time keeps it.
+    /// True if a time source keeps the clock synchronized.
     pub is_synchronized: bool,
     /// Seconds that it is corrected by.
     pub offset: f64,
@@ -61,10 +61,10 @@ pub struct Discipline {
     pub max_error: f64,
 }
 
-/// How the time of day is kept.
+/// Returns the state of the clock's synchronization.
 ///
 /// # Errors
-/// As adjtimex(2) gives them.
+/// The errors of adjtimex(2).
 #[allow(clippy::cast_precision_loss, reason = "the kernel bounds both to less than a minute")]
 pub fn discipline() -> io::Result<Discipline> {
     // SAFETY: all zeros is a value of this structure of numbers; with no mode set, the kernel only fills it in.
@@ -94,10 +94,10 @@ fn milliseconds(clock: ClockId) -> io::Result<i64> {
 pub struct Watch(AsyncFd<OwnedFd>);
 
 impl Watch {
-    /// Told of the first time that the clock is set from now on.
+    /// Watches for the first time that the clock is set from now on.
     ///
     /// # Errors
-    /// As `timerfd_create(2)` and `timerfd_settime(2)` give them.
+    /// The errors of `timerfd_create(2)` and `timerfd_settime(2)`.
     pub fn begin() -> io::Result<Self> {
         let timer =
             TimerFd::new(TimerClock::CLOCK_REALTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
@@ -107,10 +107,10 @@ impl Watch {
         Ok(Self(watch_readable(timer.into())?))
     }
 
-    /// The clock was set, or the machine goes on after it was suspended.
+    /// Waits until the clock is set, or the machine resumes after a suspend.
     ///
     /// # Errors
-    /// As read(2) gives them.
+    /// The errors of read(2).
     pub async fn set(self) -> io::Result<()> {
         loop {
             let mut ready = self.0.readable().await?;

@@ -1,10 +1,11 @@
-//! Whether this machine is protected from its own hypervisor: AMD SEV, Intel TDX, Arm CCA, Secure Execution of s390.
+//! Detection of confidential VMs, which are protected from their own hypervisor: AMD SEV, Intel TDX, Arm CCA,
+//! Secure Execution of s390.
 //!
-//! To add a technology: where the kernel shows it, in `SHOWN`, or its leaf of CPUID.
+//! To add a technology, add the path where the kernel shows it to `SHOWN`, or its leaf of CPUID.
 
 use crate::sys::root::Root;
 
-/// What is there only in such a guest. The first two come with a driver of the kernel, which may not be loaded.
+/// Paths that exist in such a guest only. The first two are made by kernel drivers, which may not be loaded.
 const SHOWN: [(&str, &str); 4] = [
     ("/sys/devices/virtual/misc/sev-guest", "AMD SEV-SNP"),
     ("/sys/devices/virtual/misc/tdx_guest", "Intel TDX"),

@@ -1,5 +1,5 @@
-//! What the kernel's connection tracking remembers of flows whose destination is rewritten: a flow keeps the way that its first packet
-//! took, whatever rules there are later, until it is forgotten.
+//! Connection tracking of the kernel (conntrack) for flows whose destination is rewritten. A flow keeps the
+//! route of its first packet, whatever rules are set later, until its entry is deleted.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use super::netlink::{self, LIST, Netlink, attribute, ip};
 /// `IPCTNL_MSG_CT_GET` and `IPCTNL_MSG_CT_DELETE` of `NFNL_SUBSYS_CTNETLINK`.
 const GET: u16 = 0x101;
 const DELETE: u16 = 0x102;
-/// `struct nfgenmsg`
+/// Size of `struct nfgenmsg`.
 const HEAD: usize = 4;
 /// `CTA_TUPLE_ORIG`, `CTA_ID` and `CTA_ZONE`.
 const ORIGINAL: u16 = 1;
@@ -25,10 +25,10 @@ const TO_V4: u16 = 2;
 const TO_V6: u16 = 4;
 const PROTOCOL: u16 = 1;
 const TO_PORT: u16 = 3;
-/// `NLA_F_NESTED`
+/// Flag `NLA_F_NESTED` of an attribute's type.
 const NESTED: u16 = 0x8000;
 
-/// Where the first packet of a flow was sent: address, protocol (a number of IP) and port.
+/// Destination of the first packet of a flow: address, IP protocol number and port.
 pub type Destination = (IpAddr, u8, u16);
 
 /// Forgets flows of one family by where they were sent; returns how many.
@@ -52,7 +52,7 @@ pub fn forget(is_ipv4: bool, is_meant: impl Fn(&Destination) -> bool) -> io::Res
         }
         match kernel.ask(DELETE, 0, &request) {
             Ok(_) => count += 1,
-            // It has ended by itself.
+            // The flow has ended meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

@@ -10,28 +10,30 @@ use nix::sys::stat::{Mode, umask};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, chdir, dup2_stderr, dup2_stdin, dup2_stdout, fork, pipe, setsid};
 
-/// In which process the program goes on.
+/// Process in which the program continues after the fork.
 #[derive(Debug)]
 pub enum Process {
-    /// In the one that was started; it has to end, and whether the daemon is up.
+    /// Process that was started by the user; it has to exit now.
     Starter {
-        /// Whether the daemon said that it is ready.
+        /// True if the daemon reported that it is ready.
         up: bool,
     },
-    /// In the daemon.
+    /// Daemon process.
     Daemon(Starting),
 }
 
-/// A daemon whose starter waits to hear that it is up. If it ends before that, the starter hears so.
+/// Daemon whose starter waits for it to be ready. If the daemon ends before that, the starter is notified as
+/// well.
 #[derive(Debug)]
 pub struct Starting(File);
 
-/// Leaves the terminal and its session. Errors can still be written to standard error, until [`Starting::ready`].
+/// Detaches from the terminal and its session. Errors can still be written to standard error, until
+/// [`Starting::ready`].
 ///
-/// Must be called before there is a thread: only the calling one goes on in the daemon.
+/// Must be called before any thread is started: only the calling thread continues in the daemon.
 ///
 /// # Errors
-/// As pipe(2), fork(2), setsid(2) and chdir(2) give them.
+/// The errors of pipe(2), fork(2), setsid(2) and chdir(2).
 pub fn start() -> io::Result<Process> {
     let (heard, said) = pipe()?;
     let (mut heard, said) = (File::from(heard), File::from(said));
@@ -57,7 +59,7 @@ pub fn start() -> io::Result<Process> {
 }
 
 impl Starting {
-    /// The daemon is up: leaves the three standard streams and tells the starter.
+    /// Closes the three standard streams and notifies the starter that the daemon is up.
     ///
     /// # Errors
     /// If /dev/null cannot be opened.
@@ -66,7 +68,7 @@ impl Starting {
         dup2_stdin(null.as_fd())?;
         dup2_stdout(null.as_fd())?;
         dup2_stderr(null.as_fd())?;
-        // A starter that was killed meanwhile hears nothing.
+        // The starter may have been killed meanwhile.
         let _ = self.0.write_all(b"1");
         Ok(())
     }

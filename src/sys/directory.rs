@@ -18,38 +18,38 @@ use nix::unistd::{UnlinkatFlags, getegid, geteuid, unlinkat};
 const ENTRY: OFlag =
     OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
 
-/// An opened directory.
+/// Open directory, whose entries are accessed relative to its descriptor.
 #[derive(Debug)]
 pub struct Directory {
     file: File,
-    /// How often something was synced.
+    /// Number of syncs, counted for tests.
     #[cfg(test)]
     syncs: std::sync::atomic::AtomicUsize,
 }
 
-/// What there is under a name.
+/// Type of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// Nothing.
+    /// No such entry.
     Nothing,
     /// A symbolic link, wherever it leads.
     Link,
     /// A directory, a device, a pipe or a socket.
     Other,
-    /// A regular file.
+    /// Regular file.
     File {
-        /// How many names it has.
+        /// Number of hard links.
         links: u64,
-        /// Device and inode.
+        /// Device and inode number.
         itself: (u64, u64),
     },
 }
 
 impl Directory {
-    /// Opens the directory at `path`; symbolic links on the way to it are followed.
+    /// Opens the directory at `path`; symbolic links in the path are followed.
     ///
     /// # Errors
-    /// As open(2) gives them.
+    /// The errors of open(2).
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let file = File::from(open(path, flags, Mode::empty())?);
@@ -60,10 +60,11 @@ impl Directory {
         })
     }
 
-    /// Why somebody else than root and this process may change what is in it, if that is so.
+    /// Explains why a user other than root and the one of this process can change the contents of the directory;
+    /// `None` if no other user can.
     ///
     /// # Errors
-    /// As fstat(2) gives them.
+    /// The errors of fstat(2).
     pub fn distrust(&self) -> io::Result<Option<String>> {
         let found = self.file.metadata()?;
         let mode = found.mode() & 0o7777;
@@ -82,38 +83,38 @@ impl Directory {
         })
     }
 
-    /// Device and inode.
+    /// Returns the device and inode number.
     ///
     /// # Errors
-    /// As fstat(2) gives them.
+    /// The errors of fstat(2).
     pub fn itself(&self) -> io::Result<(u64, u64)> {
         let found = self.file.metadata()?;
         Ok((found.dev(), found.ino()))
     }
 
-    /// Bytes of its file system, and those of them that are free for everybody.
+    /// Returns the size of its file system in bytes, and the bytes that are available to unprivileged users.
     ///
     /// # Errors
-    /// As fstatvfs(3) gives them.
+    /// The errors of fstatvfs(3).
     pub fn room(&self) -> io::Result<(u64, u64)> {
         let found = fstatvfs(&self.file)?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
         Ok((bytes(found.blocks()), bytes(found.blocks_available())))
     }
 
-    /// The names of all that is in it.
+    /// Returns the names of all entries.
     ///
     /// # Errors
-    /// As readdir(3) gives them.
+    /// The errors of readdir(3).
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let itself = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         std::fs::read_dir(itself)?.map(|entry| Ok(entry?.file_name())).collect()
     }
 
-    /// What there is under a name.
+    /// Returns the type of the entry `name`.
     ///
     /// # Errors
-    /// As fstatat(2) gives them.
+    /// The errors of fstatat(2).
     pub fn entry(&self, name: &str) -> io::Result<Entry> {
         let found = match fstatat(&self.file, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Err(Errno::ENOENT) => return Ok(Entry::Nothing),
@@ -129,10 +130,10 @@ impl Directory {
         })
     }
 
-    /// Opens a file that is there, to be read, or to be written as well.
+    /// Opens an existing file for reading, or for reading and writing.
     ///
     /// # Errors
-    /// As openat(2) gives them; and if it is no regular file.
+    /// The errors of openat(2); also if it is not a regular file.
     pub fn file(&self, name: &str, write: bool) -> io::Result<File> {
         let access = if write { OFlag::O_RDWR } else { OFlag::O_RDONLY };
         let file = File::from(openat(&self.file, name, access | ENTRY, Mode::empty())?);
@@ -142,19 +143,20 @@ impl Directory {
         Ok(file)
     }
 
-    /// Opens a file to be written, for root and the process's own user only, and makes it if it is not there.
+    /// Opens a file for writing, with access for root and the user of this process only, and creates it if it does
+    /// not exist.
     ///
     /// # Errors
-    /// As openat(2) gives them.
+    /// The errors of openat(2).
     pub fn file_or_new(&self, name: &str) -> io::Result<File> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | ENTRY;
         Ok(File::from(openat(&self.file, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?))
     }
 
-    /// Makes a file to be written, for root and the process's own user only.
+    /// Creates a file for writing, with access for root and the user of this process only.
     ///
     /// # Errors
-    /// As openat(2) gives them; and if there is something of this name.
+    /// The errors of openat(2); also if the name exists.
     pub fn new_file(&self, name: &str) -> io::Result<File> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | ENTRY;
         let file = File::from(openat(&self.file, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
@@ -196,18 +198,20 @@ impl Directory {
         written
     }
 
-    /// Gives an entry another name, in the place of what has it. Kept once [`Directory::sync`] has returned.
+    /// Renames an entry, replacing any entry that has the new name. The change survives a crash once
+    /// [`Directory::sync`] has returned.
     ///
     /// # Errors
-    /// As renameat(2) gives them.
+    /// The errors of renameat(2).
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(&self.file, from, &self.file, to)?)
     }
 
-    /// Removes a name that is not a directory's; whether it was there. Kept once [`Directory::sync`] has returned.
+    /// Removes an entry that is not a directory; returns whether it existed. The change survives a crash once
+    /// [`Directory::sync`] has returned.
     ///
     /// # Errors
-    /// As unlinkat(2) gives them.
+    /// The errors of unlinkat(2).
     pub fn remove(&self, name: &str) -> io::Result<bool> {
         match unlinkat(&self.file, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) => Ok(true),
@@ -216,18 +220,18 @@ impl Directory {
         }
     }
 
-    /// Has the names in it kept.
+    /// Syncs the directory, so that the names in it survive a crash.
     ///
     /// # Errors
-    /// As fsync(2) gives them.
+    /// The errors of fsync(2).
     pub fn sync(&self) -> io::Result<()> {
         self.sync_file(&self.file)
     }
 
-    /// Has the bytes of a file in it kept.
+    /// Syncs a file in the directory, so that its contents survive a crash.
     ///
     /// # Errors
-    /// As fsync(2) gives them.
+    /// The errors of fsync(2).
     #[cfg_attr(not(test), allow(clippy::unused_self, reason = "tests count"))]
     pub fn sync_file(&self, file: &File) -> io::Result<()> {
         #[cfg(test)]
@@ -235,7 +239,7 @@ impl Directory {
         file.sync_all()
     }
 
-    /// How often something in it was synced.
+    /// Returns how often the directory or a file in it was synced.
     #[cfg(test)]
     pub fn syncs(&self) -> usize {
         self.syncs.load(std::sync::atomic::Ordering::Relaxed)

@@ -4,8 +4,8 @@ use crate::sys::block::whole;
 use crate::sys::root::Root;
 use crate::sys::vital_product_data;
 
-/// The serial number of the disk that the block device at `place` is, or is a partition of. The kernel asks the
-/// disk for some kinds, so that this may take as long as the disk does.
+/// Returns the serial number of the disk that the block device at `place` is, or is a partition of. For some
+/// types the kernel queries the disk, so this may take as long as the disk does.
 pub fn read(root: &Root, place: &str) -> Option<String> {
     let disk = whole(place);
     let line = |file: &str| Some(root.line(&format!("{disk}/{file}"))).filter(|line| !line.is_empty());

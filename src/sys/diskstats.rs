@@ -6,15 +6,15 @@
 pub struct Transfers {
     /// Requests that were completed.
     pub count: u64,
-    /// Requests that were made one with a neighbour before; not told of partitions by kernels before 2.6.25.
+    /// Requests that were merged with an adjacent one; absent for partitions before kernel 2.6.25.
     pub merged: Option<u64>,
     /// Sectors of 512 bytes.
     pub sectors: u64,
-    /// Milliseconds that all of them took together; not told of partitions by kernels before 2.6.25.
+    /// Milliseconds that all requests took, added up; absent for partitions before kernel 2.6.25.
     pub milliseconds: Option<u64>,
 }
 
-/// What is going on as a whole.
+/// Requests in progress, of all types together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Activity {
     /// Requests that are not completed.
@@ -39,21 +39,21 @@ pub struct Flushes {
 pub struct Statistics {
     /// Major and minor number.
     pub number: (u64, u64),
-    /// Such as `vda1`.
+    /// Kernel name, such as `vda1`.
     pub name: String,
-    /// What was read.
+    /// Completed reads.
     pub reads: Transfers,
-    /// What was written.
+    /// Completed writes.
     pub writes: Transfers,
-    /// Not told of partitions by kernels before 2.6.25.
+    /// Current activity; absent for partitions before kernel 2.6.25.
     pub activity: Option<Activity>,
-    /// What was given back; told since Linux 4.18.
+    /// Discards (requests that released sectors); absent before Linux 4.18.
     pub discards: Option<Transfers>,
-    /// Told since Linux 5.5.
+    /// Flushes; absent before Linux 5.5.
     pub flushes: Option<Flushes>,
 }
 
-/// The lines of the file, in its order; those that are none are passed over.
+/// Parses the lines of the file, in their order. Lines of another form are skipped.
 pub fn parse(file: &str) -> Vec<Statistics> {
     file.lines().filter_map(line).collect()
 }

@@ -1,8 +1,8 @@
-//! What cannot be laid out as files: effects that calls of the kernel have on file systems and on the clock.
+//! Effects of system calls on file systems and on the clock, which cannot be represented as files.
 //!
-//! Everything else that the agent does goes through a [`crate::sys::root::Root`] and so can be watched in a folder;
-//! these calls would act on the machine itself, whatever the root. A test of the commands puts a machine of its own
-//! behind this trait.
+//! Everything else that the agent does goes through a [`crate::sys::root::Root`], and so a test can observe it
+//! in a directory. These calls act on the machine itself, whatever the root. A test of the commands replaces
+//! the machine by its own implementation of this trait.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -25,10 +25,10 @@ use crate::sys::nvme::LOG_LENGTH;
 use crate::sys::unattached;
 use crate::sys::usage::{Usage, usage};
 
-/// What was trimmed.
+/// Result of a trim (`FITRIM`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trimmed {
-    /// Bytes given back.
+    /// Bytes that were discarded.
     pub bytes: u64,
     /// The smallest free range in bytes that the file system looked at.
     pub minimum: u64,
@@ -75,29 +75,29 @@ pub trait Effects: Debug + Send + Sync {
         Err(unsupported())
     }
 
-    /// Mounts `what` on `place`; if it fails nothing is mounted.
+    /// Mounts `what` on `place`; if this fails, nothing is mounted.
     ///
     /// # Errors
-    /// As mount(2) gives them.
+    /// The errors of mount(2).
     fn mount(&self, what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
         let _ = (what, place, how);
         Err(unsupported())
     }
 
-    /// Makes a mount that is attached nowhere yet, of the file system of this kind at `source`, with its own options
+    /// Makes a detached mount of the file system of this type at `source`, with its own options
     /// ([`unattached::make`]).
     ///
     /// # Errors
-    /// `ENOSYS` before Linux 5.2; as mount(2) gives them.
+    /// `ENOSYS` before Linux 5.2; the errors of mount(2).
     fn make_mount(&self, source: &str, kind: &str, options: &str, flags: MsFlags) -> io::Result<OwnedFd> {
         let _ = (source, kind, options, flags);
         Err(unsupported())
     }
 
-    /// Attaches such a mount ([`unattached::attach`]).
+    /// Attaches a detached mount ([`unattached::attach`]).
     ///
     /// # Errors
-    /// As `move_mount(2)` gives them.
+    /// The errors of `move_mount(2)`.
     fn attach(&self, made: BorrowedFd<'_>, place: &Place) -> io::Result<()> {
         let _ = (made, place);
         Err(unsupported())
@@ -112,19 +112,21 @@ pub trait Effects: Debug + Send + Sync {
         Err(unsupported())
     }
 
-    /// Has nothing spread of what is mounted later on the mount at `place` ([`unattached::set_private`]).
+    /// Makes the mount at `place` private, so that later mounts below it do not propagate
+    /// ([`unattached::set_private`]).
     ///
     /// # Errors
-    /// As mount(2) gives them.
+    /// The errors of mount(2).
     fn set_private(&self, place: &Place) -> io::Result<()> {
         let _ = place;
         Err(unsupported())
     }
 
-    /// How full the file system is that `directory` is on ([`usage`]): for a share, whether its server answers.
+    /// Returns the space that is used on the file system of `directory` ([`usage`]). For a network share, this
+    /// shows whether its server responds.
     ///
     /// # Errors
-    /// As statvfs(3) gives them.
+    /// The errors of statvfs(3).
     fn usage(&self, directory: &Path) -> io::Result<Usage> {
         usage(directory)
     }
@@ -147,7 +149,8 @@ pub trait Effects: Debug + Send + Sync {
         Err(unsupported())
     }
 
-    /// Has everything that waits for the file system that is mounted last at `path` fail, and unmounts it unless it is in use.
+    /// Aborts all pending requests of the file system that was mounted last at `path`, and unmounts it unless it
+    /// is in use.
     ///
     /// # Errors
     /// `EBUSY` if it is in use, `EINVAL` if nothing is mounted there.
@@ -156,37 +159,37 @@ pub trait Effects: Debug + Send + Sync {
         Err(unsupported())
     }
 
-    /// Lets the kernel move memory to the swap space on `device`.
+    /// Starts swapping to the swap space on `device`.
     ///
     /// # Errors
-    /// As swapon(2) gives them.
+    /// The errors of swapon(2).
     fn swap_on(&self, device: &Path) -> io::Result<()> {
         let _ = device;
         Err(unsupported())
     }
 
-    /// Moves what is in the swap space on `device` back to memory, and lets go of it.
+    /// Stops swapping to the swap space on `device`, after everything in it is moved back to memory.
     ///
     /// # Errors
-    /// As swapoff(2) gives them.
+    /// The errors of swapoff(2).
     fn swap_off(&self, device: &Path) -> io::Result<()> {
         let _ = device;
         Err(unsupported())
     }
 
-    /// Claims a whole disk, for as long as what is returned is open ([`block_device::claim`]).
+    /// Claims a whole disk, for as long as the returned descriptor is open ([`block_device::claim`]).
     ///
     /// # Errors
-    /// `EBUSY` if somebody uses it or a part of it; as open(2) gives them.
+    /// `EBUSY` if the disk or a part of it is in use; the errors of open(2).
     fn claim_disk(&self, device: &Path) -> io::Result<OwnedFd> {
         let _ = device;
         Err(unsupported())
     }
 
-    /// Has the disk write what it and the kernel have buffered ([`block_device::flush`]).
+    /// Makes the disk write out its own cache and the kernel's ([`block_device::flush`]).
     ///
     /// # Errors
-    /// As fsync(2) gives them.
+    /// The errors of fsync(2).
     fn flush_disk(&self, disk: BorrowedFd<'_>) -> io::Result<()> {
         let _ = disk;
         Err(unsupported())
@@ -201,10 +204,11 @@ pub trait Effects: Debug + Send + Sync {
         Err(unsupported())
     }
 
-    /// What the hardware clock `device` shows (`RTC_RD_TIME`), at the moment at which it has gone on to that second.
+    /// Returns the time of the hardware clock `device` (`RTC_RD_TIME`), read right after it has advanced to that
+    /// second.
     ///
     /// # Errors
-    /// Whatever open(2) says of the device; `EINVAL` if what it shows is no date.
+    /// The errors of open(2); `EINVAL` if the time is not a valid date.
     fn hardware_clock(&self, device: &Path) -> io::Result<Date> {
         let _ = device;
         Err(unsupported())
@@ -233,7 +237,7 @@ fn unsupported() -> io::Error {
     io::ErrorKind::Unsupported.into()
 }
 
-/// This machine.
+/// Implementation that acts on this machine.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Machine;
 
@@ -319,7 +323,8 @@ impl Effects for Machine {
         let device = File::open(device)?;
         let first = read_hardware_clock(&device)?;
         let begin = Instant::now();
-        // It counts seconds only, so the next one is waited for; a clock that stands still is as good as it gets.
+        // The clock has a resolution of one second, so this waits for the next tick. If the clock has stopped, the
+        // last reading is used.
         while begin.elapsed() < Duration::from_millis(1100) {
             std::thread::sleep(Duration::from_millis(5));
             let next = read_hardware_clock(&device)?;
@@ -375,9 +380,9 @@ fn read_hardware_clock(device: &File) -> io::Result<Date> {
     })
 }
 
-/// linux/fs.h and linux/rtc.h
+/// Requests of linux/fs.h and linux/rtc.h.
 mod ioctl {
-    /// `struct fstrim_range`
+    /// Argument `struct fstrim_range` of `FITRIM`.
     #[repr(C)]
     pub struct Range {
         pub start: u64,
@@ -425,7 +430,8 @@ mod ioctl {
     }
 
     impl NvmeCommand {
-        /// Asks for log page 02h of the whole controller, and leaves the events that it tells of as they are.
+        /// Builds the command that reads log page 02h of the whole controller, without clearing the events that the
+        /// page reports.
         pub fn get_health_log(log: &mut [u8; super::LOG_LENGTH]) -> Self {
             #[allow(clippy::cast_possible_truncation, reason = "it is 512")]
             const LENGTH: u32 = super::LOG_LENGTH as u32;

@@ -36,7 +36,7 @@ pub fn all(path: &Path, wanted: impl Fn(&[u8]) -> bool, most: usize) -> io::Resu
             unsafe { libc::getxattr(path.as_ptr(), c_name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
         let Ok(length) = usize::try_from(length) else {
             let error = io::Error::last_os_error();
-            // It was removed meanwhile.
+            // The attribute was removed meanwhile.
             if error.raw_os_error() == Some(libc::ENODATA) {
                 continue;
             }
@@ -65,8 +65,8 @@ pub fn set(file: impl AsFd, name: &[u8], value: &[u8]) -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Gives one file the `SELinux` label of another, as far as the policy lets it: a file that replaces another should be
-/// to everybody what that was. Without `SELinux` there is none.
+/// Copies the `SELinux` label of one file to another, as far as the policy allows it: a file that replaces
+/// another should have the same label. Does nothing where `SELinux` is not in use.
 pub fn copy_security_label(from: impl AsFd, to: impl AsFd) {
     const LABEL: &CStr = c"security.selinux";
     let mut label = [0_u8; 1024];

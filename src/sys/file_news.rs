@@ -1,5 +1,5 @@
-//! Tells when some files may be others than before, inotify(7): written, replaced, come or gone, they or the folders that
-//! they are in.
+//! Watch on a set of files, inotify(7): reports when they may have changed, because they or the directories
+//! that contain them were written, replaced, created or removed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use crate::sys::inotify::{Event, Instance};
 /// Folders that are watched for one file: its own and the one above, or where they would be.
 const ABOVE: usize = 2;
 
-/// Told of some files from the time when they were given.
+/// Watch that reports changes of some files from the time when they were set.
 #[derive(Debug)]
 pub struct FileNews {
     inotify: Instance,
@@ -29,7 +29,7 @@ impl FileNews {
         news
     }
 
-    /// Watches these instead.
+    /// Watches these files in place of the previous ones.
     pub fn follow(&mut self, files: Vec<PathBuf>) {
         if files != self.files {
             self.files = files;
@@ -37,7 +37,7 @@ impl FileNews {
         }
     }
 
-    /// Watches the folders that are there by now. What appears meanwhile is found, too.
+    /// Watches the directories that exist now, and repeats this if one appears meanwhile.
     fn look(&mut self) {
         loop {
             let folders = self.folders();
@@ -45,7 +45,7 @@ impl FileNews {
                 .into_iter()
                 .partition::<BTreeMap<_, _>, _>(|(folder, _)| !folders.contains(folder));
             for watch in gone.into_values() {
-                // The kernel has dropped it already where the folder is gone.
+                // If the directory was removed, the kernel has dropped the watch already.
                 let _ = self.inotify.forget(watch);
             }
             self.watched = known;
@@ -79,10 +79,11 @@ impl FileNews {
         folders
     }
 
-    /// Something may have changed. Everything until then is one change. Dropping the future loses none.
+    /// Waits until something may have changed. All changes up to then are reported as one. Dropping the future
+    /// loses no change.
     ///
     /// # Errors
-    /// As inotify(7) gives them.
+    /// The errors of inotify(7).
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             let events = self.inotify.events().await?;
@@ -97,7 +98,7 @@ impl FileNews {
         }
     }
 
-    /// Whether it is about one of the files, or a folder on the way to it.
+    /// Returns whether an event concerns one of the files, or a directory on the path to one.
     fn concerns(&self, watch: WatchDescriptor, name: Option<&OsStr>) -> bool {
         let folder = self.watched.iter().find(|(_, known)| **known == watch).map(|(folder, _)| folder);
         let Some((folder, name)) = folder.zip(name) else { return false };
@@ -125,7 +126,8 @@ mod tests {
         std::fs::write(above.path().join("other"), "").unwrap();
         assert_eq!(news.changed().now_or_never().map(Result::ok), None);
         for _ in 0..2 {
-            // At once: what is made before the folder above is watched counts.
+            // Created at once with its parents, to check that a directory is noticed even if it is made before its parent
+            // is watched.
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             news.changed().await.unwrap();
             std::fs::write(&path, "x").unwrap();

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// The link at `path`, or on the way to it, whose target is missing, as while a disk is not mounted. `None` if `path` itself is
-/// missing, or nothing is: only then does its absence say that nobody ever wrote it.
+/// Returns the symbolic link at `path`, or on the way to it, whose target is missing, as it is while a disk is
+/// not mounted. `None` if `path` itself is missing, or nothing is: only then does its absence mean that it was
+/// never written.
 pub fn dangling(path: &Path) -> Option<PathBuf> {
     let nearest = path.ancestors().find(|one| one.symlink_metadata().is_ok())?;
     let is_missing =
@@ -71,7 +72,7 @@ fn replace_by(path: &Path, suffix: &str, fill: impl FnOnce(&mut File) -> io::Res
     replaced
 }
 
-/// Has the name of a file kept.
+/// Syncs the directory of a file, so that its name survives a crash.
 fn sync_name(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(folder) => File::open(folder)?.sync_all(),
@@ -86,7 +87,7 @@ fn sync_name(path: &Path) -> io::Result<()> {
 pub fn read_at_most(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     use std::io::Read as _;
 
-    // A pipe keeps whoever opens it waiting.
+    // Opening a pipe would block until its other end is opened, so the type is checked first.
     match std::fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Ok(metadata) if !metadata.is_file() => return Err(io::Error::other("it is not a file")),
@@ -100,10 +101,10 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     if bytes.len() as u64 > most { Err(io::Error::other("it is too large")) } else { Ok(Some(bytes)) }
 }
 
-/// The text of a file that may be missing; what is no UTF-8 in it is an error.
+/// Reads the text of a file that may be missing; invalid UTF-8 in it is an error.
 ///
 /// # Errors
-/// As read(2) gives them.
+/// The errors of read(2).
 #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
 pub fn text(path: &Path) -> io::Result<Option<String>> {
     match std::fs::read_to_string(path) {
@@ -113,10 +114,10 @@ pub fn text(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Removes a file of our own, if it is there; that it is gone is kept before this returns.
+/// Removes a file of this program if it exists, and syncs the directory, so that the removal survives a crash.
 ///
 /// # Errors
-/// As unlink(2) and fsync(2) give them.
+/// The errors of unlink(2) and fsync(2).
 pub fn remove_synced(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -1,4 +1,5 @@
-//! Tells when files of a folder are written, come or go, inotify(7). The folder itself may come and go, too.
+//! Watch on one directory, inotify(7): reports when its files are written, created or removed. The directory
+//! itself may be created and removed, too.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,28 +10,28 @@ use nix::sys::inotify::{AddWatchFlags, WatchDescriptor};
 use crate::sys::blocking;
 use crate::sys::inotify::{Event, Instance};
 
-/// Told of everything in a folder from the time when this was made.
+/// Watch that reports every change in a directory from its creation on.
 #[derive(Debug)]
 pub struct FolderNews {
     inotify: Arc<Instance>,
     folder: PathBuf,
     inside: Option<WatchDescriptor>,
-    /// Something has changed which was not told yet, and what is there now may not be watched.
+    /// True if a change has not been reported yet; the current contents may then be unwatched.
     stale: bool,
 }
 
 impl FolderNews {
-    /// Begins to watch `folder`, and where it would be. Blocks if the file system hangs.
+    /// Starts watching `folder`, and the directory that contains it. Blocks if the file system hangs.
     pub fn begin(folder: &Path) -> Self {
         let inotify = Arc::new(Instance::begin());
         let inside = look(&inotify, folder);
         Self { inotify, folder: folder.to_owned(), inside, stale: false }
     }
 
-    /// Something changed. Everything until then is one change. Dropping the future loses none.
+    /// Waits for a change. All changes up to then are reported as one. Dropping the future loses no change.
     ///
     /// # Errors
-    /// As inotify(7) gives them.
+    /// The errors of inotify(7).
     pub async fn changed(&mut self) -> io::Result<()> {
         while !self.stale {
             let events = self.inotify.events().await?;

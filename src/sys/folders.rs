@@ -1,4 +1,4 @@
-//! Folders at paths that lead through no link: made, and given to somebody.
+//! Directories whose paths contain no symbolic link: creation, and change of ownership.
 
 use std::ffi::OsString;
 use std::fs::{File, Permissions};
@@ -15,24 +15,24 @@ use nix::unistd::{Gid, fchownat};
 /// Everybody may look into it, and root may change it, whatever the process's own umask is.
 const USUAL: u32 = 0o755;
 
-/// Why a folder is not there.
+/// Reason why a directory could not be provided.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A link is on the way.
     #[error("{} is a symbolic link", .0.display())]
     Link(PathBuf),
-    /// Something else is there.
+    /// Path that exists and is not a directory.
     #[error("{} is not a directory", .0.display())]
     NoFolder(PathBuf),
-    /// It cannot be opened or made.
+    /// Directory that can be neither opened nor created.
     #[error("cannot create the directory {}", .0.display())]
     Unmade(PathBuf, #[source] io::Error),
 }
 
-/// Makes the folder at the absolute `path` and those above it, as far as they are not there.
+/// Creates the directory at the absolute `path` and its parents, where they do not exist.
 ///
 /// # Errors
-/// If a link or something else is on the way; then nothing is made below it.
+/// If a symbolic link or anything else that is not a directory is on the path; nothing is created below it.
 pub fn make(path: &Path) -> Result<(), Error> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let mut at = PathBuf::from("/");
@@ -66,10 +66,11 @@ pub fn make(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Gives an opened folder to a user and a group, and sets its permissions; what is so already stays untouched.
+/// Sets the owner, group and permissions of an open directory. Those that are right already are not written
+/// again.
 ///
 /// # Errors
-/// As chown(2) and chmod(2) give them: `EROFS`, or `EPERM` where the file system knows no owners.
+/// The errors of chown(2) and chmod(2): `EROFS`, or `EPERM` where the file system has no owners.
 pub fn give(folder: OwnedFd, user: Option<u32>, group: Option<u32>, mode: Option<u32>) -> io::Result<()> {
     let folder = File::from(folder);
     let found = folder.metadata()?;
@@ -87,7 +88,8 @@ pub fn give(folder: OwnedFd, user: Option<u32>, group: Option<u32>, mode: Option
     }
 }
 
-/// What a group may do with files that are its own, and with folders; what is made in those is its own, too.
+/// Permissions that a group gets on files and on directories. Entries that are created in such a directory
+/// later inherit the group (set-group-ID).
 const GROUPS_FILE: u32 = 0o060;
 const GROUPS_FOLDER: u32 = 0o2070;
 /// Folders in each other.
@@ -95,13 +97,13 @@ const DEEPEST: usize = 1000;
 const FOLDER: OFlag =
     OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// Gives an opened folder and all that is in it, on the same file system, to a group, which may read and write it. The
-/// opened one itself comes last; if it is so already, nothing is done. However deep the folders are in each other, no
-/// more than a handful of descriptors is open at a time.
+/// Gives an open directory and everything in it, on the same file system, to a group, with read and write
+/// permission. The directory itself is changed last: if it has the group and permissions already, nothing is
+/// done. Only a handful of descriptors are open at a time, however deep the tree is.
 ///
 /// # Errors
-/// As open(2), chown(2) and chmod(2) give them; `ELOOP` where folders are too deep in each other; `ESTALE` if somebody
-/// moves them meanwhile.
+/// The errors of open(2), chown(2) and chmod(2); `ELOOP` if the tree is too deep; `ESTALE` if directories are
+/// moved meanwhile.
 pub fn give_all(folder: OwnedFd, group: u32) -> io::Result<()> {
     let found = File::from(folder.try_clone()?).metadata()?;
     if found.gid() == group && found.mode() & GROUPS_FOLDER == GROUPS_FOLDER {
@@ -111,9 +113,9 @@ pub fn give_all(folder: OwnedFd, group: u32) -> io::Result<()> {
     give(folder, None, Some(group), Some(found.mode() & 0o7777 | GROUPS_FOLDER))
 }
 
-/// A folder on the way down, which is not kept open.
+/// Directory on the path down, which is not kept open.
 struct Level {
-    /// What it is called in the one above it; nothing at the top.
+    /// Name in the parent directory; empty for the top.
     name: OsString,
     /// Device and inode: what is opened again is compared with them.
     itself: (u64, u64),
@@ -121,8 +123,8 @@ struct Level {
     left: Vec<OsString>,
 }
 
-/// Nothing that somebody moves meanwhile leads out of the folder: each part is opened in the one above it, no link is
-/// followed, and what is above is only gone back to if it is the same as before.
+/// Cannot be led out of the directory by a concurrent rename: each entry is opened relative to its parent, no
+/// symbolic link is followed, and a parent is entered again only if it is still the same directory.
 fn give_below(top: &OwnedFd, group: u32) -> io::Result<()> {
     let itself = identity(top)?;
     let mut at = openat(top, ".", FOLDER, Mode::empty())?;
@@ -136,7 +138,7 @@ fn give_below(top: &OwnedFd, group: u32) -> io::Result<()> {
             continue;
         };
         let opened = match openat(&at, name.as_os_str(), FOLDER, Mode::empty()) {
-            // Somebody has removed it, or put something else there.
+            // The entry was removed or replaced meanwhile.
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => continue,
             opened => opened?,
         };
@@ -153,13 +155,13 @@ fn give_below(top: &OwnedFd, group: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The folder above `at`, which `levels` now end with.
+/// Returns the parent of `at`, which is now the last of `levels`.
 fn go_back(top: &OwnedFd, at: &OwnedFd, levels: &[Level], above: (u64, u64)) -> io::Result<OwnedFd> {
     let parent = openat(at, "..", FOLDER, Mode::empty())?;
     if identity(&parent)? == above {
         return Ok(parent);
     }
-    // Somebody has moved the folder that is done: the one that it was in is found from the top.
+    // The directory that is done was moved meanwhile, so its former parent is looked up from the top.
     let mut found = openat(top, ".", FOLDER, Mode::empty())?;
     for level in levels.iter().skip(1) {
         found = match openat(&found, level.name.as_os_str(), FOLDER, Mode::empty()) {
@@ -178,14 +180,14 @@ fn identity(folder: &OwnedFd) -> io::Result<(u64, u64)> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// Gives all that is directly in a folder to a group; the folders among it.
+/// Gives all direct entries of a directory to a group, and returns the directories among them.
 fn give_entries(folder: &OwnedFd, device: u64, group: u32) -> io::Result<Vec<OsString>> {
     let mut folders = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/self/fd/{}", folder.as_raw_fd()))? {
         let name = entry?.file_name();
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let opened = match openat(folder, name.as_os_str(), flags, Mode::empty()) {
-            // Somebody has removed it.
+            // The entry was removed meanwhile.
             Err(Errno::ENOENT) => continue,
             opened => File::from(opened?),
         };
@@ -297,7 +299,7 @@ mod tests {
 
     #[test]
     fn folders_deep_in_each_other_take_few_descriptors() {
-        /// All that the test's process may have open, with what the test program has.
+        /// Descriptors that the test's process may have open, including those of the test program.
         const MOST: u64 = 100;
 
         if !nix::unistd::geteuid().is_root() {
@@ -306,7 +308,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         nest(folder.path(), DEEPEST - 1);
         let top = File::open(folder.path()).unwrap();
-        // In a child, as the limit is its own then.
+        // In a child, where the lowered limit affects only the child itself.
         // SAFETY: the child does nothing that needs another thread.
         let child = match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
@@ -361,7 +363,7 @@ mod tests {
             assert_eq!(back(&levels).unwrap(), levels[1].itself);
             std::fs::rename(above.join(to), above.join("volume/a/b")).unwrap();
         }
-        // So is what it was in, or a link is there instead.
+        // The former parent is moved away too, or replaced by a symbolic link.
         std::fs::rename(above.join("volume/a/b"), above.join("outside/b")).unwrap();
         std::fs::rename(above.join("volume/a"), above.join("outside/a")).unwrap();
         let is_stale = || back(&levels).unwrap_err().raw_os_error() == Some(Errno::ESTALE as i32);

@@ -1,8 +1,8 @@
-//! inotify(7) in the event loop.
+//! Integration of inotify(7) with the event loop.
 //!
-//! The kernel has few instances and watches for each user, and on a node of a Kubernetes cluster kubelet and the pods that run
-//! as root use them up. Where it gives none, everything is told as lost every [`LOOK_AGAIN`], so that whoever listens looks
-//! again, until there is room.
+//! The kernel limits instances and watches per user, and on a Kubernetes node kubelet and the pods that run as
+//! root use them up. While the kernel grants none, lost events are reported every [`LOOK_AGAIN`], so that the
+//! caller checks again, until there is room.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,24 +19,24 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::sys::descriptor::wait;
 
-/// How often everything is told as lost while the kernel cannot tell.
+/// Interval at which lost events are reported while the kernel cannot report changes.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// An instance, whether or not the kernel has one to give.
 #[derive(Debug)]
 pub struct Instance {
     kernel: OnceLock<Inotify>,
-    /// There was no room for one of its watches.
+    /// True if there was no room for one of the watches.
     is_blind: AtomicBool,
     due: Mutex<Instant>,
 }
 
-/// Something that has happened.
+/// Event of a watch.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// In a directory that is watched, to the file of this name; without a name, to the directory itself.
+    /// Change to the file of this name in a watched directory; without a name, to the directory itself.
     In(WatchDescriptor, Option<OsString>),
-    /// What has happened is not known.
+    /// Lost events: anything may have changed.
     Lost,
 }
 
@@ -52,10 +52,10 @@ impl Instance {
         made
     }
 
-    /// Asks the kernel for an instance.
+    /// Requests an instance from the kernel.
     fn ask(&self) -> Result<(), Errno> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        // Only whoever waits for events asks again.
+        // Cannot be set already: only the one waiter for events asks again.
         drop(self.kernel.set(inotify));
         Ok(())
     }
@@ -63,7 +63,8 @@ impl Instance {
     /// Watches a file or directory. Blocks if the file system hangs.
     ///
     /// # Errors
-    /// As `inotify_add_watch(2)` gives them. Where there is no room, everything is told as lost now and then.
+    /// The errors of `inotify_add_watch(2)`. If there is no room for the watch, lost events are reported from time
+    /// to time.
     pub fn watch(&self, path: &Path, mask: AddWatchFlags) -> io::Result<WatchDescriptor> {
         let inotify = self.kernel.get().ok_or(Errno::EMFILE)?;
         let watched = inotify.add_watch(path, mask);
@@ -74,18 +75,18 @@ impl Instance {
         Ok(watched?)
     }
 
-    /// Watches something no longer.
+    /// Removes a watch.
     ///
     /// # Errors
-    /// As `inotify_rm_watch(2)` gives them, also if what was watched is gone.
+    /// The errors of `inotify_rm_watch(2)`, also if the watched file no longer exists.
     pub fn forget(&self, watch: WatchDescriptor) -> io::Result<()> {
         self.kernel.get().map_or(Ok(()), |inotify| Ok(inotify.rm_watch(watch)?))
     }
 
-    /// What has happened, as soon as something has. Dropping the future loses nothing.
+    /// Waits for events and returns them. Dropping the future loses none.
     ///
     /// # Errors
-    /// As inotify(7) gives them.
+    /// The errors of inotify(7).
     pub async fn events(&self) -> io::Result<Vec<Event>> {
         loop {
             let Some(inotify) = self.kernel.get() else {
@@ -163,7 +164,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let instance = without_the_kernel();
         assert!(instance.watch(folder.path(), AddWatchFlags::IN_CREATE).is_err());
-        // However often whoever waits does something else.
+        // However often the waiting future is dropped and made again.
         for _ in 0..9 {
             assert_eq!(instance.events().now_or_never().map(Result::ok), None);
             tokio::time::advance(LOOK_AGAIN / 9 + Duration::from_millis(1)).await;

@@ -1,4 +1,4 @@
-//! Addresses of a network interface that are given to it and taken away, by rtnetlink(7).
+//! Adding and removing addresses of a network interface, by rtnetlink(7).
 
 use std::io;
 use std::net::IpAddr;
@@ -21,10 +21,10 @@ const FLAGS: u16 = 8;
 /// `IFA_F_NODAD`: an address that is the host's by its administrator's word is usable at once.
 const NO_DAD: u32 = 0x02;
 
-/// The addresses that an interface has.
+/// Returns the addresses of an interface.
 ///
 /// # Errors
-/// As getifaddrs(3) gives them; and if there is no such interface.
+/// The errors of getifaddrs(3); also if there is no such interface.
 pub fn of(interface: &str) -> io::Result<Vec<IpAddr>> {
     if_nametoindex(interface)?;
     let mut found = Vec::new();

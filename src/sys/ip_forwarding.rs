@@ -1,4 +1,5 @@
-//! Whether the kernel forwards packets from one interface to another: `/proc/sys/net`, as ip-sysctl of its documentation has it.
+//! IP forwarding between interfaces: the settings in `/proc/sys/net`, as the kernel's ip-sysctl documentation
+//! describes them.
 
 use std::io;
 
@@ -9,8 +10,8 @@ const IPV6: &str = "/proc/sys/net/ipv6/conf";
 /// Entries that are no interface, or none by which a packet comes from elsewhere.
 const NOBODY: [&str; 3] = ["all", "default", "lo"];
 
-/// Whether packets of IPv4 that come in by some interface are forwarded. Each interface has a setting of its own, and
-/// `net.ipv4.ip_forward` sets all of them.
+/// Returns whether IPv4 packets that arrive on any interface are forwarded. Each interface has its own
+/// setting, and `net.ipv4.ip_forward` sets all of them.
 ///
 /// # Errors
 /// If /proc/sys cannot be read.
@@ -27,7 +28,7 @@ pub fn ipv6(root: &Root) -> io::Result<bool> {
     Ok(all.trim_ascii() != b"0" || any_interface(root, IPV6, "force_forwarding")?)
 }
 
-/// Whether an interface has this setting.
+/// Returns whether any interface has this setting enabled.
 fn any_interface(root: &Root, folder: &str, setting: &str) -> io::Result<bool> {
     for entry in root.path(folder).read_dir()? {
         let name = entry?.file_name();

@@ -1,7 +1,8 @@
-//! Whether anybody else on this machine has a file open: a write lease, fcntl(2) `F_SETLEASE`, which the kernel gives
-//! only to one whose descriptor is the only one of the file, in whatever mount namespace the others are.
+//! Check that no other process on this machine has a file open: a write lease, fcntl(2) `F_SETLEASE`. The
+//! kernel grants it only if there is no other descriptor for the file, in any mount namespace.
 //!
-//! That holds for file systems of this machine alone. Of one that other machines may use too, nothing is said.
+//! The check is valid only for file systems that are local to this machine. For one that other machines may
+//! use too, the result is unknown.
 
 use std::fs::File;
 use std::io;
@@ -14,45 +15,45 @@ use nix::sys::statfs::{
     XFS_SUPER_MAGIC, fstatfs,
 };
 
-/// Which signal tells that somebody else opens the file (asm-generic/fcntl.h); the crate libc lacks it.
+/// Command that sets the signal for a lease break (asm-generic/fcntl.h), which is missing in the libc crate.
 const F_SETSIG: libc::c_int = 10;
 /// The magic number of ZFS (`ZFS_SUPER_MAGIC`).
 const ZFS: i64 = 0x2fc1_2fc1;
-/// `BCACHEFS_STATFS_MAGIC` of linux/magic.h.
+/// Magic number of bcachefs (`BCACHEFS_STATFS_MAGIC` of linux/magic.h).
 const BCACHEFS: i64 = 0xca45_1a4e;
 
-/// Nobody else has the file open, and who opens it waits until this is dropped (but no longer than
-/// `/proc/sys/fs/lease-break-time`, 45 s).
+/// Lease on a file that no other process has open. A process that opens it blocks until this value is dropped
+/// (but no longer than `/proc/sys/fs/lease-break-time`, 45 s).
 #[derive(Debug)]
 pub struct Lease {
     file: File,
 }
 
-/// Why there is no lease.
+/// Reason why there is no lease.
 #[derive(Debug, thiserror::Error)]
 pub enum Denied {
-    /// Somebody has the file open.
+    /// File that another process has open.
     #[error("another program has it open")]
     InUse,
-    /// It cannot be told whether somebody has.
+    /// Failure to find out whether another process has the file open.
     #[error("cannot tell whether another program has it open: {0}")]
     Untold(io::Error),
 }
 
 impl Lease {
-    /// Takes the lease of a file of which the caller has this one descriptor.
+    /// Takes a lease on a file for which the caller has only this descriptor.
     ///
     /// # Errors
-    /// If somebody else has it open, or the file system cannot tell; or this process may not ask: it needs `CAP_LEASE`
-    /// for files that belong to others.
+    /// If another process has it open, or the file system cannot tell; or if this process may not take one: it
+    /// needs `CAP_LEASE` for files of other users.
     pub fn take(file: File) -> Result<Self, Denied> {
         let kind = fstatfs(&file).map_err(|errno| Denied::Untold(errno.into()))?.filesystem_type();
         if !is_of_this_machine(kind) {
             let words = "its file system may be used by other machines too";
             return Err(Denied::Untold(io::Error::new(io::ErrorKind::Unsupported, words)));
         }
-        // Whoever opens the file meanwhile has a signal sent to this process: one that is ignored unless somebody wants it,
-        // as SIGIO, which ends a process, is not.
+        // When another process opens the file, the kernel sends a signal to this process. The default, SIGIO, would
+        // end the process; the signal that is set here is ignored by default.
         set(&file, F_SETSIG, libc::SIGURG).map_err(Denied::Untold)?;
         match set(&file, libc::F_SETLEASE, libc::F_WRLCK) {
             Ok(()) => Ok(Self { file }),
@@ -61,7 +62,7 @@ impl Lease {
         }
     }
 
-    /// The file.
+    /// Returns the file, which stays open for as long as the lease.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -103,7 +104,7 @@ mod tests {
             drop(other);
             Lease::take(File::open(&path).unwrap()).unwrap();
         }
-        // A file that has no name any more, too.
+        // The same holds for a file whose name was removed.
         let other = File::open(&path).unwrap();
         let own = File::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -1,7 +1,7 @@
-//! The kernel's word that a network link or an address changed, rtnetlink(7).
+//! Change notifications of the kernel for network links and addresses, rtnetlink(7).
 //!
-//! What it says is not read: whoever waits looks at all links again, which is right also after messages were
-//! lost.
+//! The contents of a message are not read: the caller reads all links again, which also works after messages
+//! were lost.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -23,10 +23,10 @@ const AT_ONCE: usize = 4096;
 pub struct LinkNews(OwnedFd);
 
 impl LinkNews {
-    /// Told of everything from now on.
+    /// Subscribes to all changes from now on.
     ///
     /// # Errors
-    /// As socket(2) and bind(2) give them.
+    /// The errors of socket(2) and bind(2).
     pub fn subscribe() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
@@ -35,10 +35,10 @@ impl LinkNews {
         Ok(Self(socket))
     }
 
-    /// Something changed. Everything that was told until then is one change.
+    /// Waits for a change. All notifications up to then count as one change.
     ///
     /// # Errors
-    /// As recv(2) gives them.
+    /// The errors of recv(2).
     pub async fn changed(&self) -> io::Result<()> {
         while !self.has_changed()? {
             wait(self.0.as_fd(), Interest::READABLE).await?;
@@ -46,14 +46,14 @@ impl LinkNews {
         Ok(())
     }
 
-    /// Whether there was a change since the last one.
+    /// Returns whether there was a change since the last one that was reported.
     ///
     /// # Errors
-    /// As recv(2) gives them.
+    /// The errors of recv(2).
     pub fn has_changed(&self) -> io::Result<bool> {
         let mut changed = false;
         for _ in 0..AT_ONCE {
-            // A message that does not fit is cut off, and gone.
+            // A message that is larger than the buffer is truncated, and the rest is discarded.
             match recv(self.0.as_raw_fd(), &mut [0; 1], MsgFlags::MSG_DONTWAIT) {
                 // ENOBUFS: there were more messages than the socket holds.
                 Ok(_) | Err(Errno::ENOBUFS) => changed = true,

@@ -1,6 +1,7 @@
-//! Where the log goes: to a file if one is named, to journald under systemd, else to standard error.
+//! Destinations of the log: a file if one is configured, journald under systemd, otherwise standard error.
 //!
-//! While file systems are frozen, [`pause`] keeps everything from files and from standard error, which may be one.
+//! While file systems are frozen, [`pause`] holds back all output to files and to standard error, which may be
+//! a file.
 
 mod file;
 mod journal;
@@ -51,7 +52,7 @@ pub fn init(identifier: &'static str, verbose: bool, file: Option<&Path>) -> any
     started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
 }
 
-/// Where this process logs to.
+/// Destination of this process's log, set once at start.
 static SINK: OnceLock<Sink> = OnceLock::new();
 
 /// Logs one line, with `fields` where the journal takes it: upper-case names, and values that are one line each.
@@ -67,7 +68,8 @@ pub fn record(line: &str, fields: &[(&str, &str)]) {
 enum Sink {
     File(file::Log),
     Journal(journal::Journal),
-    /// With the number of entries that were lost while logging was paused, or nobody read them.
+    /// Standard error, with the number of entries that were lost while logging was paused, or while no process
+    /// read them.
     StandardError(AtomicU64),
 }
 
@@ -92,14 +94,15 @@ impl Sink {
                     line.truncate(MAX_LINE - 1);
                     line.push(b'\n');
                 }
-                // There is nowhere to say that it failed.
+                // A failure cannot be reported anywhere.
                 let _ = io::stderr().write_all(&line);
             }
         }
     }
 }
 
-/// Whether standard error takes a line at once. A pipe that nobody reads does not.
+/// Returns whether a line can be written to standard error without blocking. A pipe that nobody reads from
+/// blocks.
 fn has_room() -> bool {
     let stderr = io::stderr();
     let mut descriptors = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];

@@ -44,8 +44,8 @@ pub fn keep_code() {
     });
 }
 
-/// Reads all code, and keeps it in memory: for who is about to do what cannot wait for a disk. Blocks on the disk that the
-/// program is on.
+/// Reads all code of the program and locks it in memory, for an operation during which the disk may not
+/// respond. Blocks on the disk that the program is on.
 pub fn bring_code() {
     lock(|address, length| {
         // SAFETY: as with mlock2(2).

@@ -1,7 +1,7 @@
-//! The operating system's boundary: every path, every parser of what the kernel says, every effect.
+//! Boundary to the operating system: all paths, all parsers of what the kernel reports, and all effects.
 //!
-//! Paths go through [`root::Root`]; parsers are pure functions of bytes; `unsafe` and calls that a test
-//! cannot lay out as files stay in the file that is about them. To add one: a file for its subject.
+//! Paths go through [`root::Root`]; parsers are pure functions of bytes; `unsafe` and calls that a test cannot
+//! represent as files stay in the file for their subject. To add one, add a file for its subject.
 
 #[cfg(feature = "agent")]
 pub mod accounts;

@@ -10,12 +10,12 @@ use nix::sys::stat::{Mode, SFlag, fstat};
 use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 
-/// Opens the folder, or the file, where `mount` is. Neither a program that runs meanwhile nor a device, queue or
-/// socket that is mounted there is disturbed by it.
+/// Opens the directory or file at which `mount` is mounted. This has no effect on running programs, nor on a
+/// device, pipe or socket that is mounted there.
 ///
 /// # Errors
-/// `ESTALE` if another mount hides this one, or it is gone; `EINVAL` if it is neither a folder nor a plain file; as
-/// open(2) gives them.
+/// `ESTALE` if another mount hides this one, or it was unmounted; `EINVAL` if it is neither a directory nor a
+/// regular file; the errors of open(2).
 pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
     let path = mount.path.as_path();
     // A look first: to open a device can do something to it.
@@ -29,7 +29,8 @@ pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
     }
     let itself = format!("/proc/self/fd/{}", found.as_raw_fd());
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    // What is open for reading has its time of access written down; who may, spares the file system that.
+    // Reading through the descriptor would update the access time; where this is permitted, `O_NOATIME` avoids
+    // that write.
     match open_path(itself.as_str(), flags | OFlag::O_NOATIME, Mode::empty()) {
         Err(Errno::EPERM) => Ok(open_path(itself.as_str(), flags, Mode::empty())?),
         opened => Ok(opened?),

@@ -1,4 +1,4 @@
-//! What is mounted, `proc_pid_mountinfo(5)`: the list, its parser, and the kernel's word that it changed.
+//! Mounts of the system, `proc_pid_mountinfo(5)`: the list, its parser, and notifications of changes.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,28 +14,28 @@ use tokio::io::Interest;
 use crate::sys::descriptor::wait;
 use crate::sys::root::Root;
 
-/// How often the list is read again because it changed meanwhile.
+/// Number of times that the list is read because it changed meanwhile.
 const TRIES: usize = 3;
 
-/// What the kernel adds to the root of a mount whose file or folder was removed.
+/// Suffix that the kernel adds to the root of a mount whose file or directory was removed.
 pub const REMOVED: &str = "//deleted";
 
 /// One mount; a line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Its number in this mount namespace; may be given again once it is unmounted.
+    /// Mount ID in this mount namespace; may be reused after the unmount.
     pub id: u64,
     /// Major and minor number; the major number is 0 where there is no block device, or several.
     pub device: (u32, u32),
-    /// What of the file system is mounted: `/`, or a folder of it.
+    /// Root of the mount in its file system: `/`, or a directory of it.
     pub root: String,
-    /// Where it is mounted, in words: what is no UTF-8 in it is `\u{fffd}`.
+    /// Mount point as text; bytes that are not UTF-8 are replaced by `\u{fffd}`.
     pub mount_point: String,
     /// The same to the letter, for the kernel.
     pub path: PathBuf,
-    /// Such as `ext4` or `fuse.sshfs`.
+    /// File system type, such as `ext4` or `fuse.sshfs`.
     pub kind: String,
-    /// Such as `/dev/vda1`.
+    /// Source of the mount, such as `/dev/vda1`.
     pub source: String,
     /// The options of the file system, separated by commas, such as `rw,upperdir=/var/upper`.
     pub options: String,
@@ -52,13 +52,13 @@ impl Mount {
         (self.device.0 == 0 && self.kind == "btrfs").then_some(&*self.source)
     }
 
-    /// Whether this mount of the file system has this option, such as `ro`.
+    /// Returns whether this mount has the per-mount option `flag`, such as `ro`.
     pub fn has_flag(&self, flag: &str) -> bool {
         self.flags.split(',').any(|one| one == flag)
     }
 }
 
-/// The mounts of the list, in its order; lines that are none are passed over.
+/// Parses the list and returns the mounts in its order. Lines of another form are skipped.
 pub fn parse(file: &[u8]) -> Vec<Mount> {
     file.split(|byte| *byte == b'\n').filter_map(line).collect()
 }
@@ -112,7 +112,7 @@ fn unescape_bytes(field: &[u8]) -> Vec<u8> {
 pub struct MountList(OwnedFd);
 
 impl MountList {
-    /// Told of everything from now on.
+    /// Watches for all changes from now on.
     ///
     /// # Errors
     /// If there is no such list.
@@ -120,18 +120,18 @@ impl MountList {
         Ok(Self(std::fs::File::open(root.path("/proc/self/mountinfo"))?.into()))
     }
 
-    /// Something was mounted, unmounted or mounted in another way. Everything until then is one change.
+    /// Waits until something is mounted, unmounted or remounted. All changes up to then count as one.
     ///
     /// # Errors
-    /// If the list is not the kernel's.
+    /// If the list is not a file of the kernel.
     pub async fn changed(&self) -> io::Result<()> {
         wait(self.0.as_fd(), Interest::PRIORITY).await
     }
 
-    /// Whether there was a change since the last one.
+    /// Returns whether there was a change since the last one that was reported.
     ///
     /// # Errors
-    /// As poll(2) gives them.
+    /// The errors of poll(2).
     pub fn has_changed(&self) -> io::Result<bool> {
         let mut files = [PollFd::new(self.0.as_fd(), PollFlags::POLLPRI)];
         match poll(&mut files, PollTimeout::ZERO) {
@@ -142,16 +142,16 @@ impl MountList {
         }
     }
 
-    /// What is mounted now.
+    /// Reads the current mounts.
     ///
     /// # Errors
-    /// As lseek(2) and read(2) give them.
+    /// The errors of lseek(2) and read(2).
     pub fn read(&self) -> io::Result<Vec<Mount>> {
         let mut bytes = Vec::new();
         for attempt in 1.. {
             self.read_once(&mut bytes)?;
-            // The kernel hands the list out in parts, and it may change in between. After the last try the
-            // change is left to be told.
+            // The kernel returns the list in parts, and it may change in between. After the last attempt the change stays
+            // pending, and is reported by the next poll.
             if attempt == TRIES || !self.has_changed()? {
                 break;
             }

@@ -19,23 +19,23 @@ use crate::sys::block_device;
 use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 
-/// A folder or file that something may be mounted on, held open.
+/// Directory or file that is used as a mount point, held open.
 #[derive(Debug)]
 pub struct Place {
     descriptor: OwnedFd,
-    /// Where it is, without links.
+    /// Path without symbolic links.
     pub path: PathBuf,
     /// The number of the mount that it is on: that of what is mounted at the path, if something is.
     pub mount: u64,
-    /// It is a folder.
+    /// True if it is a directory.
     pub is_folder: bool,
 }
 
 impl Place {
-    /// Opens what is at `path`, whose last part may be no link.
+    /// Opens the file or directory at `path`, whose last component must not be a symbolic link.
     ///
     /// # Errors
-    /// `ELOOP` for a link; as open(2) gives them.
+    /// `ELOOP` for a symbolic link; the errors of open(2).
     pub fn open(path: &Path) -> io::Result<Self> {
         let descriptor = open_itself(path, OFlag::empty())?;
         let kind = SFlag::from_bits_truncate(fstat(&descriptor)?.st_mode) & SFlag::S_IFMT;
@@ -45,10 +45,11 @@ impl Place {
         Self::of(descriptor, kind == SFlag::S_IFDIR)
     }
 
-    /// Opens the folder at `path`, which may be the root of a file system that does not answer: that is not asked.
+    /// Opens the directory at `path`, which may be the root of a file system that does not respond: nothing is
+    /// requested from it.
     ///
     /// # Errors
-    /// `ENOTDIR` if it is no folder; as open(2) gives them.
+    /// `ENOTDIR` if it is not a directory; the errors of open(2).
     pub fn open_mounted_folder(path: &Path) -> io::Result<Self> {
         Self::of(open_itself(path, OFlag::O_DIRECTORY)?, true)
     }
@@ -64,10 +65,11 @@ impl Place {
         Ok(Self { descriptor, path, mount, is_folder })
     }
 
-    /// Opens where `mount` is mounted, which has to be what is mounted there last. Its file system is not asked.
+    /// Opens the root of `mount`, which must be the last mount at its path. Nothing is requested from its file
+    /// system.
     ///
     /// # Errors
-    /// `ESTALE` if another mount is found there; as [`Place::open_mounted_folder`].
+    /// `ESTALE` if another mount is found there; the errors of [`Place::open_mounted_folder`].
     pub fn open_mount(mount: &Mount) -> io::Result<Self> {
         let place = Self::open_mounted_folder(&mount.path)?;
         if place.mount == mount.id { Ok(place) } else { Err(Errno::ESTALE.into()) }
@@ -95,45 +97,45 @@ fn open_itself(path: &Path, more: OFlag) -> io::Result<OwnedFd> {
     Ok(open_path(path, flags, Mode::empty())?)
 }
 
-/// What is mounted.
+/// Object to mount.
 #[derive(Debug)]
 pub enum What<'a> {
-    /// A file system.
+    /// New mount of a file system.
     FileSystem {
         /// The device that it is on, or the server with what that serves.
         source: &'a Path,
-        /// Such as `ext4`.
+        /// File system type, such as `ext4`.
         kind: &'a str,
-        /// Its own options, separated by commas.
+        /// Options of the file system, separated by commas.
         data: &'a str,
     },
-    /// What is at another place.
+    /// Bind mount of another place.
     Bind {
-        /// That place.
+        /// Place to bind.
         source: &'a Place,
         /// With what is mounted below it.
         recursive: bool,
     },
 }
 
-/// How it is mounted.
+/// Options of a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct How {
     /// `MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOEXEC`, those about times of access, and for file systems those about
     /// when they write.
     pub flags: MsFlags,
-    /// Who else sees what is mounted below it later; as the kernel has it, if nothing is said.
+    /// Propagation of later mounts below it; the kernel's default if absent.
     pub propagation: Option<Propagation>,
 }
 
-/// How mounts spread between mount namespaces, `mount_namespaces(7)`.
+/// Mount propagation between mount namespaces, `mount_namespaces(7)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
-    /// Nowhere.
+    /// No propagation.
     Private,
     /// From where it comes to here.
     Slave,
-    /// Both ways.
+    /// Propagation in both directions.
     Shared,
 }
 
@@ -147,10 +149,10 @@ impl Propagation {
     }
 }
 
-/// Mounts `what` on `place`. If it fails nothing is mounted.
+/// Mounts `what` on `place`. If this fails, nothing is mounted.
 ///
 /// # Errors
-/// As mount(2) gives them.
+/// The errors of mount(2).
 pub fn mount_on(what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
     match what {
         What::FileSystem { source, kind, data } => {
@@ -158,7 +160,7 @@ pub fn mount_on(what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
             mount(Some(*source), &place.itself(), Some(*kind), how.flags, data)?;
         }
         What::Bind { source, recursive } => match bind(source, place, how.flags, *recursive) {
-            // Linux before 5.12.
+            // Linux before 5.12 lacks `mount_setattr(2)`.
             Err(Errno::ENOSYS) => bind_in_steps(source, place, how.flags, *recursive)?,
             bound => bound?,
         },
@@ -169,10 +171,10 @@ pub fn mount_on(what: &What<'_>, place: &Place, how: How) -> io::Result<()> {
     })
 }
 
-/// Says who else sees what is mounted below the mount at `path` later.
+/// Sets the propagation of later mounts below the mount at `path`.
 ///
 /// # Errors
-/// `EINVAL` if nothing is mounted there; as mount(2) gives them.
+/// `EINVAL` if nothing is mounted there; the errors of mount(2).
 pub fn set_propagation(path: &Path, propagation: Propagation) -> io::Result<()> {
     let place = Place::open(path)?;
     mount(None::<&str>, &place.itself(), None::<&str>, propagation.flag(), None::<&str>)?;
@@ -197,7 +199,8 @@ pub fn detach(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Has everything that waits for the file system that is mounted last at `path` fail, and unmounts it unless it is in use.
+/// Aborts all pending requests of the file system that was mounted last at `path`, and unmounts it unless it
+/// is in use.
 ///
 /// # Errors
 /// `EBUSY` if it is in use; `EINVAL` if nothing is mounted there.
@@ -218,7 +221,8 @@ const NO_ACCESS_TIMES: u64 = 0x10;
 const STRICT_ACCESS_TIMES: u64 = 0x20;
 const WHICH_ACCESS_TIMES: u64 = 0x70;
 
-/// What `mount_setattr(2)` and `fsmount(2)` call these flags: what is set, and what is cleared before.
+/// Translates mount flags to the attributes of `mount_setattr(2)` and `fsmount(2)`: those to set, and those to
+/// clear first.
 pub(super) fn attributes(flags: MsFlags) -> (u64, u64) {
     let named = ATTRIBUTES.iter().filter(|(flag, _)| flags.contains(*flag));
     let set = named.fold(0, |all, (_, attribute)| all | attribute);
@@ -238,7 +242,7 @@ struct Attributes {
     user_namespace: u64,
 }
 
-/// What is bound is not seen by anybody before it is what it should be.
+/// Makes a bind mount, which becomes visible only after its attributes are set.
 fn bind(source: &Place, place: &Place, flags: MsFlags, recursive: bool) -> Result<(), Errno> {
     const CLONE: u32 = 1;
     const FROM_AND_TO_THEMSELVES: u32 = 0x04 | 0x40;
@@ -297,10 +301,10 @@ fn bind_in_steps(source: &Place, place: &Place, flags: MsFlags, recursive: bool)
     })
 }
 
-/// Lets the kernel move memory to the swap space at `path`.
+/// Starts swapping to the swap space at `path`.
 ///
 /// # Errors
-/// As swapon(2) gives them: `EBUSY` if it does already, `EINVAL` if there is no swap space.
+/// The errors of swapon(2): `EBUSY` if it is in use already, `EINVAL` if there is no swap space.
 pub fn swap_on(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path ends with a zero, and lives until the call returns.
@@ -308,10 +312,10 @@ pub fn swap_on(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Has everything that is in the swap space at `path` moved back to memory, and lets go of it.
+/// Stops swapping to the swap space at `path`, after everything in it is moved back to memory.
 ///
 /// # Errors
-/// As swapoff(2) gives them: `EINVAL` if it is not in use, `ENOMEM` if memory does not suffice.
+/// The errors of swapoff(2): `EINVAL` if it is not in use, `ENOMEM` if there is not enough memory.
 pub fn swap_off(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path ends with a zero, and lives until the call returns.

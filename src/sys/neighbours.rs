@@ -1,4 +1,5 @@
-//! Which machine is at an address on a link of this host: what the kernel's neighbour table says, which is where packets go.
+//! Lookup of the machine that has an address on a link of this host, in the kernel's neighbour table, which
+//! decides where packets are sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -21,35 +22,36 @@ const DESTINATION: u16 = 1;
 const INTERFACE: u16 = 4;
 const GATEWAY: u16 = 5;
 const VIA: u16 = 18;
-/// `RTN_UNICAST` and `RTN_LOCAL`.
+/// Route types `RTN_UNICAST` and `RTN_LOCAL`.
 const UNICAST: u8 = 1;
 const LOCAL: u8 = 2;
-/// `NDA_DST` and `NDA_LLADDR`.
+/// Neighbour attributes `NDA_DST` and `NDA_LLADDR`.
 const OF: u16 = 1;
 const HARDWARE: u16 = 2;
-/// `NTF_USE`: the kernel asks who has the address, as if there was something to send.
+/// Flag `NTF_USE`: the kernel probes the address, as if there was a packet to send.
 const USE: u8 = 0x01;
 /// `NUD_REACHABLE`, `_STALE`, `_DELAY`, `_PROBE` and `_PERMANENT`: packets are sent to the hardware address.
 const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x80;
 
-/// Who is at an address.
+/// Owner of an address, as the kernel sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
-    /// This host itself.
+    /// Address of this host itself.
     Own,
-    /// Whoever has this hardware address, in lower case.
+    /// Machine with this hardware address, in lower case.
     At(String),
-    /// Somebody behind a router, or nowhere: it is on no link of this host.
+    /// Address that is on no link of this host: it is behind a router, or has no route.
     OffLink,
-    /// Nobody has said yet that it has the address.
+    /// Address on a link for which no machine has answered yet.
     Nobody,
 }
 
-/// Looks who is at these addresses. Has the kernel ask those of whom it does not know, or has not heard for long, so that a later
-/// look finds them; without the privilege to do that (`CAP_NET_ADMIN`) only others' packets do.
+/// Looks up the owners of these addresses. Makes the kernel probe the addresses whose entry is missing or old,
+/// so that a later lookup finds them. Without the privilege for that (`CAP_NET_ADMIN`), entries appear only
+/// through the traffic of other programs.
 ///
 /// # Errors
-/// If the kernel does not say it.
+/// If the kernel does not answer the query.
 pub fn look(addresses: &BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, Seen>> {
     let mut kernel = Netlink::open(SockProtocol::NetlinkRoute)?;
     let (mut seen, mut on_link) = (BTreeMap::new(), BTreeMap::new());

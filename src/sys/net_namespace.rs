@@ -16,11 +16,12 @@ use super::root::Root;
 /// The stack of such a thread, in bytes.
 const STACK: usize = 128 * 1024;
 
-/// Does `work` in the network namespace that `process` is in, and returns what it does.
+/// Runs `work` in the network namespace of `process`, and returns its result.
 ///
 /// # Errors
-/// `ESRCH` if the process has ended, before or while this was done, so that its number may be another's; those of
-/// `setns(2)`, which needs `CAP_SYS_ADMIN`, and of opening the namespace, which needs `CAP_SYS_PTRACE`.
+/// `ESRCH` if the process ended before or during the work, so that its number may belong to another process;
+/// the errors of `setns(2)`, which needs `CAP_SYS_ADMIN`, and of opening the namespace, which needs
+/// `CAP_SYS_PTRACE`.
 pub async fn inside<T: Send + 'static>(
     root: Root,
     process: Process,
@@ -28,7 +29,7 @@ pub async fn inside<T: Send + 'static>(
 ) -> io::Result<T> {
     let (send, done) = oneshot::channel();
     let enter = move || {
-        // Whoever waited may have given up.
+        // The caller may no longer wait.
         drop(send.send(enter(&root, process, work)));
     };
     drop(std::thread::Builder::new().name("namespace".to_owned()).stack_size(STACK).spawn(enter)?);
@@ -66,7 +67,7 @@ mod tests {
         let mut child = Command::new("unshare").args(["--net", "sleep", "1000"]).spawn().unwrap();
         let root = Root::default();
         let own = link(&root, std::process::id());
-        // It is unshare before it is sleep.
+        // The child first runs unshare(1), still in the old namespace, and then executes sleep(1) in the new one.
         while link(&root, child.id()) == own {
             if child.try_wait().unwrap().is_some() {
                 return None;

@@ -17,7 +17,7 @@ pub const CREATE: u16 = 0x400;
 /// `NLMSG_ERROR`, which is the acknowledgement as well, and `NLMSG_DONE`, the end of a list.
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
-/// `struct nlmsghdr`
+/// Size of `struct nlmsghdr`.
 const HEAD: usize = 16;
 /// More than the kernel puts into one datagram.
 const BUFFER: usize = 64 << 10;
@@ -29,7 +29,7 @@ pub struct Netlink {
     buffer: Vec<u8>,
 }
 
-/// What a message says: its kind, and what follows its head.
+/// Message of the kernel: its type, and the bytes after its header.
 pub type Message = (u16, Vec<u8>);
 
 impl Netlink {
@@ -44,10 +44,10 @@ impl Netlink {
         Ok(Self { socket, buffer: vec![0; BUFFER] })
     }
 
-    /// Asks, and returns all messages of the answer.
+    /// Sends a request, and returns all messages of the answer.
     ///
     /// # Errors
-    /// What the kernel refuses, with its errno; `InvalidData` for an answer that is none.
+    /// The errno with which the kernel refuses the request; `InvalidData` for a malformed answer.
     pub fn ask(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<Message>> {
         let length = u32::try_from(HEAD + body.len()).unwrap_or(u32::MAX);
         let mut request = length.to_ne_bytes().to_vec();
@@ -110,7 +110,7 @@ pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(of, _)| *of == kind).map(|(_, value)| value)
 }
 
-/// Adds an attribute.
+/// Appends an attribute, padded to four bytes.
 pub fn add(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
     body.extend(length.to_ne_bytes());
@@ -133,7 +133,7 @@ pub fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// `AF_INET` or `AF_INET6`.
+/// Returns the number of `AF_INET` or `AF_INET6` for an address.
 pub fn family(address: IpAddr) -> u8 {
     if address.is_ipv4() { 2 } else { 10 }
 }

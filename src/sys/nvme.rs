@@ -3,14 +3,14 @@
 /// Length of the log.
 pub const LOG_LENGTH: usize = 512;
 
-/// How a disk is. Counters are of 128 bits; each is told by its lower and its upper half, in this order.
+/// Health of a disk. Each 128-bit counter is given as its lower and its upper half, in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Health {
     /// A bit for each thing that is wrong.
     pub critical_warning: u8,
-    /// Kelvin.
+    /// Composite temperature in kelvins.
     pub temperature: u16,
-    /// Per cent.
+    /// Remaining spare capacity in per cent.
     pub available_spare: u8,
     /// Per cent; what is below it is critical.
     pub available_spare_threshold: u8,
@@ -20,15 +20,15 @@ pub struct Health {
     pub data_units_read: [u64; 2],
     /// Thousands of units of 512 bytes.
     pub data_units_written: [u64; 2],
-    /// Commands.
+    /// Completed read commands.
     pub host_read_commands: [u64; 2],
-    /// Commands.
+    /// Completed write commands.
     pub host_write_commands: [u64; 2],
-    /// Minutes.
+    /// Time in minutes during which commands were in progress.
     pub controller_busy_time: [u64; 2],
     /// Times that it was switched on.
     pub power_cycles: [u64; 2],
-    /// Hours.
+    /// Power-on time in hours.
     pub power_on_hours: [u64; 2],
     /// Times that it was switched off without notice.
     pub unsafe_shutdowns: [u64; 2],
@@ -38,7 +38,7 @@ pub struct Health {
     pub error_log_entries: [u64; 2],
 }
 
-/// The log's fields.
+/// Parses the fields of the health log.
 pub fn parse(log: &[u8; LOG_LENGTH]) -> Health {
     // The counters follow one another from byte 32 on.
     let (halves, _) = log.as_chunks::<8>();

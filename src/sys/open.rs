@@ -1,7 +1,9 @@
-//! Opens files that callers name: where a path leads is known, and may be refused, before opening it has any effect.
+//! Opening of files that callers name. The target of a path is resolved first, and can be refused before
+//! opening it has any effect.
 //!
-//! A link below /proc can lead into another mount namespace. There the kernel names a file as seen from that namespace, and the same
-//! path means another file here: [`Place::is_here`] tells whether the name is worth anything.
+//! A link below /proc can lead into another mount namespace. The kernel then reports the path of the file in
+//! that namespace, and the same path is a different file here: [`Place::is_here`] shows whether the path is
+//! valid in this namespace.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -15,23 +17,23 @@ use nix::sys::stat::{Mode, fstat};
 
 use super::mount_point::mount_id;
 
-/// What a file is opened for.
+/// Access modes for opening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "open(2) has a flag for each")]
 pub struct How {
-    /// To be read.
+    /// Open for reading.
     pub read: bool,
-    /// To be written.
+    /// Open for writing.
     pub write: bool,
     /// Writes go to its end, wherever that is by then.
     pub append: bool,
-    /// What it holds is thrown away.
+    /// Truncate the file (`O_TRUNC`).
     pub truncate: bool,
-    /// It is made if it is not there.
+    /// Create the file if it does not exist (`O_CREAT`).
     pub create: bool,
 }
 
-/// Where a path leads.
+/// Target of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The path when every link is followed, as the kernel has it.
@@ -41,9 +43,9 @@ pub struct Place {
     pub is_here: bool,
 }
 
-/// Of a file that is made: everybody may read it and root may write it, whatever the process's own umask is.
+/// Mode of a new file, whatever the umask of the process is: root can write to it, everybody can read it.
 const NEW_FILE: u32 = 0o644;
-/// How often a file that comes and goes is tried.
+/// Attempts to open a file that is created and removed meanwhile.
 const TRIES: usize = 5;
 
 /// Opens the file at `path` if `may` lets the place to which every link leads. Never waits for a
@@ -61,12 +63,12 @@ pub fn open<E: From<io::Error>>(
         match open_path(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()) {
             Ok(found) => {
                 let place = place(&found)?;
-                // Another file may have taken its place meanwhile.
+                // Another file may have replaced it meanwhile.
                 if !place.is_here && tried < TRIES {
                     continue;
                 }
                 may(&place)?;
-                // What was found is opened, not what the path may lead to by now.
+                // Opens the file that was found and checked, not the one that the path may refer to by now.
                 return Ok(File::from(open_path(&itself(&found), how.flags(), Mode::empty()).map_err(io)?));
             }
             Err(Errno::ENOENT) if how.create => {}
@@ -128,19 +130,19 @@ fn itself(descriptor: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }
 
-/// Where what a descriptor is open for is, without links.
+/// Returns the path of the file that a descriptor is open for, without symbolic links.
 ///
 /// # Errors
-/// If the kernel does not say it.
+/// If the kernel does not report the path.
 pub fn place(descriptor: &OwnedFd) -> io::Result<Place> {
     let path = std::fs::read_link(itself(descriptor))?;
-    // What cannot be told is not here.
+    // If this cannot be determined, the file counts as not being here.
     let is_here = path.is_absolute() && is_at(descriptor, &path).unwrap_or(false);
     Ok(Place { path, is_here })
 }
 
-/// Whether this process finds at `path` the file that a descriptor is open for, on the same mount: each mount namespace has mounts of
-/// its own, and their numbers are those of no other.
+/// Returns whether `path` refers, for this process, to the file that a descriptor is open for, on the same
+/// mount. Mounts belong to one mount namespace, and their IDs are unique across all of them.
 fn is_at(descriptor: &OwnedFd, path: &Path) -> io::Result<bool> {
     let again = open_path(path, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())?;
     let identity = |file: &OwnedFd| -> io::Result<_> {
@@ -166,7 +168,7 @@ mod tests {
     const READ: How = How { read: true, write: false, append: false, truncate: false, create: false };
     const WRITE: How = How { read: false, write: true, append: false, truncate: true, create: true };
 
-    /// What opening gives, and the path that was asked about.
+    /// Returns the result of opening, and the path that the check was called with.
     fn try_open(path: &Path, how: How, allowed: bool) -> (io::Result<File>, Option<PathBuf>) {
         let asked = RefCell::new(None);
         let file = open(path, how, |place| {

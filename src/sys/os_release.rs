@@ -1,4 +1,4 @@
-//! Parser of os-release(5).
+//! Parser of the operating system's identification file, os-release(5).
 
 /// The value of `key` in the bytes of an os-release file; the last one wins, as in a shell.
 pub fn value(file: &[u8], key: &str) -> Option<String> {

@@ -10,18 +10,18 @@ mod mbr;
 #[cfg(test)]
 mod tests;
 
-/// Where partitions that are grown end, in bytes, so that no block of a file system is cut.
+/// Alignment of the end of a grown partition, in bytes, so that no block of a file system is cut.
 const ALIGNMENT: u64 = 1 << 20;
 
 /// A disk, as much of it as tables are on.
 pub trait Disk {
-    /// What is wrong with a disk that cannot be read.
+    /// Error of a disk that cannot be read.
     type Error;
 
     /// The size of a sector in bytes.
     fn sector(&self) -> u32;
 
-    /// How many sectors there are.
+    /// Returns the number of sectors.
     fn sectors(&self) -> u64;
 
     /// The bytes of `count` sectors from number `first` on.
@@ -31,16 +31,16 @@ pub trait Disk {
     fn read(&self, first: u64, count: u64) -> Result<Vec<u8>, Self::Error>;
 }
 
-/// A partition.
+/// Partition of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partition {
-    /// Its number, from 1 on.
+    /// Number in the table, from 1.
     pub number: u32,
-    /// Its first sector.
+    /// First sector.
     pub start: u64,
-    /// How many there are.
+    /// Number of sectors.
     pub sectors: u64,
-    /// It holds other partitions (an extended one of an MBR).
+    /// True for an extended partition of an MBR, which contains other partitions.
     pub is_container: bool,
 }
 
@@ -53,29 +53,29 @@ pub struct Write {
     pub bytes: Vec<u8>,
 }
 
-/// How the last partition grows.
+/// Plan for growing the last partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Growth {
     /// The last partition, as it will be.
     pub partition: Partition,
-    /// What is written; after each group everything has to be on the disk before the next. Empty if all is as it
-    /// should be.
+    /// Sectors to write, in groups: each group must be on the disk before the next is written. Empty if nothing
+    /// has to change.
     pub writes: Vec<Vec<Write>>,
 }
 
-/// Why a table is left alone.
+/// Reason why a partition table is left unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal<E> {
-    /// The disk.
+    /// Read error of the disk.
     #[error("cannot read the disk")]
     Disk(#[source] E),
-    /// There is no table of either kind.
+    /// Disk without an MBR or GPT.
     #[error("there is no known partition table")]
     NoTable,
-    /// It is damaged.
+    /// Damaged table.
     #[error("the partition table is damaged: {0}")]
     Damaged(&'static str),
-    /// It has no partitions.
+    /// Table without partitions.
     #[error("the partition table is empty")]
     Empty,
     /// Not the partition that was named is last.
@@ -105,11 +105,11 @@ pub fn partitions<D: Disk>(disk: &D) -> Result<Vec<Partition>, Refusal<D::Error>
     })
 }
 
-/// How partition `wanted` of the disk, or else whichever is last, grows to the end of the disk. The part behind it that
-/// is smaller than 1 MiB is left.
+/// Plans how partition `wanted` of the disk, or the last one by default, grows to the end of the disk. A rest
+/// of less than 1 MiB behind it stays unused.
 ///
 /// # Errors
-/// If there is no table that can be trusted, or it has to stay as it is.
+/// If there is no valid table, or it must not be changed.
 pub fn grow<D: Disk>(disk: &D, wanted: Option<u32>) -> Result<Growth, Refusal<D::Error>> {
     let table = Table::read(disk)?;
     let partitions = match &table {

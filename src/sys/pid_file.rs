@@ -1,6 +1,6 @@
-//! The file with a daemon's process id, which is also the lock that there is one of them only.
+//! PID file of the daemon, which is also the lock that ensures a single instance.
 //!
-//! The lock is on the first byte of the file, where qemu-ga has its lock, so that the two keep each other out.
+//! The lock covers the first byte of the file, as in qemu-ga, so that the two agents exclude each other.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -18,24 +18,24 @@ pub struct PidFile {
     path: PathBuf,
 }
 
-/// Why there is no such file.
+/// Reason why the PID file could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another process has it.
+    /// Locked by another process.
     #[error("the pid file {0} is locked by another process: the agent is running already")]
     Locked(PathBuf),
-    /// The system's refusal.
+    /// Error of the operating system.
     #[error("cannot write the pid file {path}")]
     Io {
-        /// The file's path.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Cause of the failure.
         source: io::Error,
     },
 }
 
 impl PidFile {
-    /// Makes the file at `path`, or takes over one that nobody holds.
+    /// Creates the file at `path`, or takes over one that is not locked.
     ///
     /// # Errors
     /// If another process holds it, or it cannot be written.
@@ -69,7 +69,7 @@ impl Drop for PidFile {
     }
 }
 
-/// Whether the file at `path` is this one.
+/// Returns whether the file at `path` is still this open file.
 fn is_at(file: &File, path: &Path) -> bool {
     let same = |file: io::Result<std::fs::Metadata>| file.map(|found| (found.dev(), found.ino())).ok();
     let (ours, there) = (same(file.metadata()), same(std::fs::symlink_metadata(path)));

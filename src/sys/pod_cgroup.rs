@@ -15,7 +15,7 @@
 /// A container may be able to make groups below its own and give them any name. So of several names in a path that could
 /// be those of pods the first counts, which kubelet gave.
 pub fn pod(file: &str) -> Option<String> {
-    // All hierarchies of version 1 say the same, but for those that kubelet does not use.
+    // All hierarchies of version 1 name the same group, except those that kubelet does not use.
     file.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(of_path)
 }
 
@@ -25,7 +25,7 @@ fn of_path(path: &str) -> Option<String> {
 
 fn of_component(component: &str) -> Option<String> {
     let uid = match component.strip_suffix(".slice") {
-        // What is before the last hyphen is the parent's name.
+        // The part before the last hyphen is the name of the parent slice.
         Some(slice) => {
             let (parent, pod) = slice.rsplit_once('-')?;
             parent.split('-').any(|part| part == "kubepods").then_some(())?;
@@ -36,7 +36,7 @@ fn of_component(component: &str) -> Option<String> {
     is_uid(&uid).then(|| uid.to_ascii_lowercase())
 }
 
-/// Whether it can be a pod's UID: a UUID, or the hash that static pods have.
+/// Returns whether the text can be a pod's UID: a UUID, or the hash that static pods have.
 fn is_uid(text: &str) -> bool {
     let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let lengths = text.split('-').map(str::len);

@@ -1,21 +1,21 @@
-//! Parser of /proc/stat, as far as it is about processors.
+//! Parser of the processor lines of /proc/stat.
 
-/// What a processor has spent its time with since the boot, in ticks. What a kernel does not count is absent.
+/// Time that a processor has spent since boot, in ticks. Values that the kernel does not count are absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// The processor's number.
+    /// Number of the processor.
     pub processor: u64,
-    /// Programs.
+    /// Time in user mode.
     pub user: u64,
     /// Programs of low priority.
     pub nice: u64,
-    /// The kernel.
+    /// Time in the kernel.
     pub system: u64,
-    /// Nothing.
+    /// Idle time.
     pub idle: u64,
-    /// Nothing, while a disk was waited for.
+    /// Idle time while a disk request was pending (iowait).
     pub waiting: Option<u64>,
-    /// Interrupts.
+    /// Time in interrupt handlers.
     pub interrupts: Option<u64>,
     /// Deferred work of interrupts.
     pub soft_interrupts: Option<u64>,

@@ -1,4 +1,5 @@
-//! Processes of this machine: their numbers, which are given again, and when they started, which tells them apart.
+//! Processes of this machine, identified by their number, which can be reused, and their start time, which
+//! tells two processes with the same number apart.
 
 use std::io;
 
@@ -12,7 +13,7 @@ const PARENT: usize = 1;
 /// A process. Two that are equal are the same one, though numbers are given again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// Process ID.
     pub number: u32,
     /// When it started, in ticks since the boot.
     pub started: u64,

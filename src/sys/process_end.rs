@@ -1,5 +1,5 @@
-//! Whether another process has ended: a pidfd, `pidfd_open(2)`, which stands for one process and for no later one with the
-//! same number.
+//! Detection that another process has ended, by a pidfd, `pidfd_open(2)`, which refers to one process and
+//! never to a later one with the same number.
 
 use std::io;
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
@@ -16,24 +16,24 @@ use crate::sys::descriptor;
 pub struct Process(OwnedFd);
 
 impl Process {
-    /// The process with this number. That it is the one that is meant, and not a later one, the caller knows by something
-    /// that the process does after this.
+    /// Opens the process with this number. The caller must make sure that it is the intended one, not a later one
+    /// with a reused number, by something that the process does after this call.
     ///
     /// # Errors
-    /// As `pidfd_open(2)` gives them: there is none, or the kernel is older than 5.3.
+    /// The errors of `pidfd_open(2)`: there is no such process, or the kernel is older than 5.3.
     pub fn of(number: i32) -> io::Result<Self> {
         // SAFETY: pidfd_open(2) takes two numbers, and no pointer.
         let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
         let descriptor = Errno::result(opened)?;
         let descriptor = i32::try_from(descriptor).map_err(io::Error::other)?;
-        // SAFETY: the kernel has just given this descriptor to nobody else.
+        // SAFETY: the kernel has just created this descriptor, which has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(descriptor) }))
     }
 
-    /// Whether it has ended, with all of its threads and so with all of its descriptors.
+    /// Returns whether the process has ended with all of its threads, and so has closed all of its descriptors.
     ///
     /// # Errors
-    /// As poll(2) gives them.
+    /// The errors of poll(2).
     pub fn has_ended(&self) -> io::Result<bool> {
         let mut asked = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         Ok(poll(&mut asked, PollTimeout::ZERO)? > 0)

@@ -24,10 +24,10 @@ const TAIL: usize = 2048;
 /// These threads wait, and do little else.
 const STACK: usize = 256 * 1024;
 
-/// How a program ended.
+/// Result of a program that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its status.
+    /// Exit status.
     pub status: io::Result<ExitStatus>,
     /// The end of what it wrote to its standard output and error.
     pub tail: String,
@@ -38,11 +38,12 @@ pub struct Ended {
 pub struct Group(Pid);
 
 impl Group {
-    /// Starts `program` with `arguments` and a clean environment. `ended` is called, on another thread, when it has
-    /// ended, whoever else still holds its output. As a user it is that for good, and does not outlast the calling thread.
+    /// Starts `program` with `arguments` and a clean environment. When it has ended, `ended` is called on another
+    /// thread, even if other processes still hold its output open. A program that is started as a user cannot
+    /// change that user, and is killed when the calling thread ends.
     ///
     /// # Errors
-    /// As execve(2) gives them.
+    /// The errors of execve(2).
     #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
     pub fn start(
         program: &Path,
@@ -66,7 +67,7 @@ impl Group {
             as_user::apply(&mut command, identity);
         }
         let child = command.spawn()?;
-        // Its ends of the pipe are the only ones from here on.
+        // Closes this process's copy of the write end, so that only the program holds it.
         drop(command);
         let group = Self(Pid::from_raw(child.id().cast_signed()));
         let (stop, stopped) = io::pipe()?;
@@ -78,15 +79,15 @@ impl Group {
 
     /// Ends it, and every process that it has started and that is still in its group.
     pub fn kill(&self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = killpg(self.0, Signal::SIGKILL);
     }
 }
 
-/// Starts a thread that waits more than it works.
+/// Starts a thread with a small stack, for work that is mostly waiting.
 ///
 /// # Errors
-/// If the system has no more.
+/// If the system cannot start another thread.
 #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
 pub fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let stack = if cfg!(debug_assertions) { STACK * 8 } else { STACK };
@@ -129,17 +130,17 @@ fn read_tail(output: &OwnedFd, stop: &OwnedFd, send: &Sender<String>) {
     let _ = send.send(String::from_utf8_lossy(&kept).trim().to_owned());
 }
 
-/// What the kernel sends a guardian when the thread that started it is gone.
+/// Signal that the kernel sends to a guardian when the thread that started it ends.
 const ORPHANED: Signal = Signal::SIGUSR1;
 
-/// Another process of this program, which does something when this one is gone or takes too long.
+/// Second process of this program, which acts when this process ends or takes too long.
 ///
-/// It has two ways to know that this process is gone, because neither is enough. The pipe has an end as soon as its
-/// other end is closed; but a killed process keeps its descriptors until its last thread has ended, and one that
-/// writes to a frozen file system does not end before the thaw. (For the same reason a pidfd says nothing.)
-/// The parent-death signal of prctl(2) belongs to the one thread that started the guardian, and comes when that one
-/// ends. So a guardian is started by a thread that waits for nothing that could hang, and that lives as long as what is
-/// guarded.
+/// The guardian detects the end of this process in two ways, because neither is sufficient. The pipe reports
+/// end-of-file as soon as its other end is closed; but a killed process keeps its descriptors until its last
+/// thread has ended, and a thread that writes to a frozen file system does not end before the thaw. (For the
+/// same reason a pidfd reports nothing.) The parent-death signal of prctl(2) belongs to the single thread that
+/// started the guardian, and is sent when that thread ends. Therefore a guardian is started by a thread that
+/// never blocks on anything that could hang, and that lives as long as the guarded operation.
 #[derive(Debug)]
 pub struct Guardian {
     child: Child,
@@ -147,11 +148,11 @@ pub struct Guardian {
 }
 
 impl Guardian {
-    /// Starts this program again with `arguments`, to guard the calling thread. Its standard input is a pipe that only
-    /// this process holds. When this returns, the end of the thread does not escape it.
+    /// Starts this program again with `arguments`, to guard the calling thread. Its standard input is a pipe that
+    /// only this process holds. Once this returns, the guardian detects the end of the thread.
     ///
     /// # Errors
-    /// As execve(2) gives them.
+    /// The errors of execve(2).
     #[allow(clippy::disallowed_methods, reason = "this is the boundary")]
     pub fn start(arguments: &[&std::ffi::OsStr]) -> io::Result<Self> {
         // As it was started, whatever is at its path by now.
@@ -186,45 +187,45 @@ impl Guardian {
 
     fn say(&mut self, word: u8) {
         if let Some(line) = &mut self.line {
-            // It may have ended, or been ended.
+            // The guardian may have ended, or have been killed.
             let _ = io::Write::write_all(line, &[word]);
         }
     }
 
-    /// It is not needed any more.
+    /// Dismisses the guardian, which is no longer needed.
     pub fn dismiss(mut self) {
         self.say(b'd');
         drop(self.line.take());
-        // One that waits for its program's disk does not hear it, and has nothing to do any more.
+        // A guardian that waits for the disk of its program does not read the message, and has nothing left to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// In the new process, before it becomes the guardian: asks for the signal, and keeps it waiting until the guardian
-/// looks for it, whose program has no handler at first.
+/// Prepares the new process before it becomes the guardian: requests the parent-death signal, and blocks it
+/// until the guardian reads it, because its program has no handler at first.
 fn hear_of_the_end() -> io::Result<()> {
     SigSet::from(ORPHANED).thread_block()?;
     Ok(prctl::set_pdeathsig(ORPHANED)?)
 }
 
-/// What a guardian hears of the process that it guards.
+/// Message that a guardian receives about the guarded process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
-    /// It is not needed any more.
+    /// Dismissal: the guardian is no longer needed.
     Dismissed,
     /// The thread that is guarded has ended without a word; others of its process may be about to.
     Ending,
     /// The process has ended without a word.
     Gone,
-    /// Nothing was heard for too long.
+    /// Silence until the deadline.
     Silence,
 }
 
-/// A guardian does not end by a signal that is meant for the process that it guards.
+/// Ignores, in a guardian, the signals that are meant for the process that it guards.
 ///
 /// # Errors
-/// As sigaction(2) gives them.
+/// The errors of sigaction(2).
 pub fn stay() -> io::Result<()> {
     for name in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE] {
         // SAFETY: to ignore a signal runs no code of ours.
@@ -233,11 +234,11 @@ pub fn stay() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits, as the guardian of `process`, for a word on standard input or the end of the thread that is guarded; once it
-/// was alerted, no longer than `longest`.
+/// Waits, as the guardian of `process`, for a message on standard input or the end of the guarded thread;
+/// after an alert, for at most `longest`.
 ///
 /// # Errors
-/// As signalfd(2) gives them.
+/// The errors of signalfd(2).
 pub fn listen(process: u32, longest: Duration) -> io::Result<Word> {
     let input = io::stdin();
     let ends = SignalFd::with_flags(&SigSet::from(ORPHANED), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
@@ -273,7 +274,7 @@ pub fn listen(process: u32, longest: Duration) -> io::Result<Word> {
     }
 }
 
-/// Whether the process that a guardian guards has ended with all its threads; waits `longest` for it.
+/// Returns whether the guarded process has ended with all its threads, after waiting for at most `longest`.
 pub fn has_ended_within(longest: Duration) -> bool {
     let input = io::stdin();
     let mut files = [PollFd::new(input.as_fd(), PollFlags::POLLIN)];

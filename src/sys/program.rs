@@ -15,33 +15,33 @@ use crate::sys::blocking;
 /// Bytes of a program's output that are kept, of each kind.
 const MOST_OUTPUT: u64 = 64 * 1024;
 
-/// Why a program did not do its work.
+/// Reason why a program did not complete.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It could not be started.
+    /// Program that could not be started.
     #[error("cannot run {program}")]
     Start {
-        /// The program's path.
+        /// Path of the program.
         program: String,
-        /// What `execve(2)` says.
+        /// Error of `execve(2)`.
         source: std::io::Error,
     },
-    /// It said that it failed.
+    /// Program that exited with a failure.
     #[error("{program} failed ({status}): {message}")]
     Failed {
-        /// The program's path.
+        /// Path of the program.
         program: String,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// What it wrote to its standard error.
+        /// Output on its standard error.
         message: String,
     },
-    /// It did not end in time, and was killed, if it may be.
+    /// Program that exceeded its deadline. It was killed, unless it was started to run on.
     #[error("{program} did not end within {seconds} s")]
     TimedOut {
-        /// The program's path.
+        /// Path of the program.
         program: String,
-        /// The deadline.
+        /// Deadline in seconds.
         seconds: u64,
     },
 }
@@ -52,7 +52,7 @@ impl Error {
         matches!(self, Self::Failed { status, .. } if status.signal().is_some())
     }
 
-    /// The same, but for what the program has written where that holds something that nobody is to read.
+    /// Returns the same error without the output of the program, for programs whose output may contain a secret.
     #[must_use]
     pub fn without(self, secret: &[u8]) -> Self {
         let told = |message: &str| !secret.is_empty() && contains(message.as_bytes(), secret);
@@ -78,7 +78,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// The bytes.
+    /// Returns the bytes of the secret.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -107,10 +107,10 @@ pub async fn run(program: &str, arguments: &[&str], deadline: Duration) -> Resul
     ended(program, tokio::time::timeout(deadline, child).await, deadline)
 }
 
-/// As [`run`], with something on its standard input that nobody else is to see.
+/// Runs a program, as [`run`] does, with a secret on its standard input.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub async fn run_with_input(
     program: &str,
     arguments: &[&str],
@@ -130,10 +130,10 @@ pub async fn run_with_input(
     ended(program, tokio::time::timeout(deadline, child).await, deadline)
 }
 
-/// How a program has ended, and what it has written.
+/// Exit status and output of a program that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
     /// The beginning of what it wrote to its standard output, 64 KiB at most.
     pub output: String,
@@ -158,9 +158,9 @@ pub async fn run_to_end(program: &str, arguments: &[&str], deadline: Duration) -
     }
 }
 
-/// Runs `program` with `arguments` until it ends, however that is: with `input` as its standard input, and `output` as all
-/// that it writes to. Nothing of that ends with this process. At its deadline, or when nobody waits for it any more, it is
-/// killed only if that is said.
+/// Runs `program` with `arguments` until it ends, with `input` as its standard input and `output` as its
+/// standard output and error. The files stay open for the program when this process ends. At the deadline, or
+/// when the future is dropped, the program is killed only if `kill` is set.
 ///
 /// # Errors
 /// If it cannot be started, or takes longer than `deadline`.
@@ -176,7 +176,8 @@ pub async fn run_on(
     let errors = output.try_clone().map_err(failed)?;
     let mut command = command(program, arguments);
     command.stdin(input).stdout(output).stderr(errors).kill_on_drop(kill);
-    // Whoever looks whether it still runs sees only what it holds itself: the command, with its files, is gone by then.
+    // From here on this process holds no copy of the files, because the command is dropped with them. A caller
+    // that checks whether the program still has them open sees only its own.
     let mut child = spawned(command).await.map_err(failed)?;
     match tokio::time::timeout(deadline, child.wait()).await {
         Ok(ended) => ended.map_err(failed),
@@ -188,7 +189,7 @@ pub async fn run_on(
 /// error, which is read when its output has ended.
 #[derive(Debug)]
 pub struct Reading {
-    /// What it writes to its standard output.
+    /// Standard output of the program.
     pub output: ChildStdout,
     child: Child,
     errors: Option<ChildStderr>,
@@ -201,7 +202,7 @@ impl Reading {
     /// If it says that it has failed.
     pub async fn end(self, program: &str) -> Result<(), Error> {
         let Self { output, mut child, errors } = self;
-        // It is not waited for somebody who reads more.
+        // Closes the output, so that the program does not block on a reader that no longer reads.
         drop(output);
         let failed = |source| Error::Start { program: program.to_owned(), source };
         let (status, errors) = tokio::join!(child.wait(), beginning(errors));
@@ -214,7 +215,7 @@ impl Reading {
     }
 }
 
-/// Starts `program` with `arguments`, for somebody who reads what it writes and decides when that is enough.
+/// Starts `program` with `arguments`, for a caller that reads its output and decides when to stop.
 ///
 /// # Errors
 /// If it cannot be started.
@@ -226,8 +227,8 @@ pub async fn start_reading(program: &str, arguments: &[&str]) -> Result<Reading,
     Ok(Reading { output, child, errors })
 }
 
-/// Starts it beside the event loop: it is waited for the program's file, whose disk may hang, and for as long as the program
-/// is not executed nobody can end it.
+/// Starts the program outside the event loop. Starting waits for the program's file, whose disk may hang, and
+/// until the program is executed it cannot be ended.
 async fn spawned(mut command: Command) -> std::io::Result<Child> {
     blocking::run(move || command.spawn()).await
 }
@@ -340,7 +341,7 @@ mod tests {
         let secret = Secret::new(b"user:pass".to_vec());
         assert_eq!(format!("{secret:?}"), "Secret");
         assert_eq!(run_with_input("/bin/cat", &[], &secret, second).await.unwrap().stdout, b"user:pass");
-        // It ends without reading.
+        // The program ends without reading its input.
         run_with_input("/bin/true", &[], &Secret::new(vec![b'x'; 1 << 20]), second).await.unwrap();
         let failed =
             run_with_input("/bin/sh", &["-c", "cat >&2; exit 3"], &secret, second).await.unwrap_err();

@@ -13,10 +13,12 @@ const PLACE: &str = "/dev/pts/";
 /// The numbers of their driver, by which the kernel knows them.
 const MAJORS: RangeInclusive<u64> = 136..=143;
 
-/// Opens the pseudo-terminal at `path`, if it belongs to this user. It becomes nobody's controlling terminal, and does not block.
+/// Opens the pseudo-terminal at `path`, if it belongs to this user. It does not become a controlling terminal,
+/// and does not block.
 ///
 /// # Errors
-/// `InvalidInput` for what is no pseudo-terminal, `PermissionDenied` for one of another user, else as open(2) gives them.
+/// `InvalidInput` if it is not a pseudo-terminal, `PermissionDenied` if it belongs to another user; otherwise
+/// the errors of open(2).
 pub fn open_of(path: &Path, owner: u32) -> io::Result<OwnedFd> {
     let no_terminal = || io::Error::new(io::ErrorKind::InvalidInput, "it is not a pseudo-terminal");
     let number = path.to_str().and_then(|path| path.strip_prefix(PLACE));

@@ -1,13 +1,13 @@
-//! Who did not let something be done: for what asks its caller about a path before it goes on.
+//! Origin of a refusal, for operations that ask their caller about a path before they proceed.
 
 use std::io;
 
-/// Who it was.
+/// Origin of a refusal, with its error.
 #[derive(Debug)]
 pub enum Refused<E> {
-    /// The caller.
+    /// Refusal of the caller.
     Caller(E),
-    /// The system.
+    /// Error of the operating system.
     System(io::Error),
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Bytes that the kernel has for what a file of /sys says.
 const PAGE: usize = 4096;
 
-/// Where `/` is.
+/// Directory that stands for `/`: the machine's own root, or a test's directory.
 #[derive(Debug, Clone)]
 pub struct Root(PathBuf);
 
@@ -26,7 +26,7 @@ impl Root {
         Self(prefix.into())
     }
 
-    /// Whether this is the machine itself.
+    /// Returns whether this root is the one of the machine itself.
     pub fn is_the_machine(&self) -> bool {
         self.0 == Path::new("/")
     }
@@ -41,11 +41,11 @@ impl Root {
         self.0.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The path below this root that a caller has named, to the letter: a `/` at its end stays, as it means a folder. On
-    /// the machine itself a relative one begins at the working directory.
+    /// Returns a path that a caller has given, below this root and otherwise unchanged: a `/` at its end is kept,
+    /// because it stands for a directory. On the machine itself a relative path starts at the working directory.
     pub fn path_as_given(&self, path: &str) -> PathBuf {
         if self.is_the_machine() && !path.starts_with('/') {
-            // With a folder that it is in, whatever its name is.
+            // Joined to a directory, so that the path has one whatever the name is.
             return Path::new(".").join(path);
         }
         let mut whole = self.0.clone().into_os_string();
@@ -59,18 +59,18 @@ impl Root {
     /// Reads a small file, such as those of /proc and /sys.
     ///
     /// # Errors
-    /// As `read(2)` gives them.
+    /// The errors of `read(2)`.
     pub fn read(&self, path: &str) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(PAGE);
-        // Without asking for its size, which is none of what is in such a file.
+        // Without querying the file's size, which says nothing about the contents of such a file.
         File::open(self.path(path))?.take(u64::MAX).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Reads a file that grows with what the machine has, such as those of /proc.
+    /// Reads a file whose size depends on the machine, such as those of /proc.
     ///
     /// # Errors
-    /// As `read(2)` gives them; if there are more bytes than `most`.
+    /// The errors of `read(2)`; also if it has more bytes than `most`.
     pub fn read_at_most(&self, path: &str, most: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(PAGE);
         File::open(self.path(path))?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;

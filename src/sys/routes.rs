@@ -5,17 +5,17 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// A route of IPv4.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route4 {
-    /// Where it leads out, such as `eth0`; `*` for a route that leads nowhere.
+    /// Outgoing interface, such as `eth0`; `*` for a route that rejects packets.
     pub interface: String,
-    /// Where to.
+    /// Destination network.
     pub destination: Ipv4Addr,
-    /// Through whom; 0.0.0.0 for nobody.
+    /// Gateway; 0.0.0.0 if there is none.
     pub gateway: Ipv4Addr,
-    /// `RTF_*` of linux/route.h.
+    /// Flags `RTF_*` of linux/route.h.
     pub flags: u32,
-    /// Always 0.
+    /// Reference count, always 0.
     pub references: i64,
-    /// Always 0.
+    /// Use count, always 0.
     pub uses: i64,
     /// The smaller it is, the rather it is taken.
     pub metric: i64,
@@ -32,34 +32,34 @@ pub struct Route4 {
 /// A route of IPv6.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route6 {
-    /// Where it leads out.
+    /// Outgoing interface.
     pub interface: String,
-    /// Where to.
+    /// Destination network.
     pub destination: Ipv6Addr,
-    /// Its bits that count.
+    /// Prefix length of the destination.
     pub destination_prefix: u32,
-    /// From where.
+    /// Source network.
     pub source: Ipv6Addr,
-    /// Its bits that count.
+    /// Prefix length of the source.
     pub source_prefix: u32,
-    /// Through whom; :: for nobody.
+    /// Next hop; :: if there is none.
     pub next_hop: Ipv6Addr,
     /// The smaller it is, the rather it is taken.
     pub metric: u32,
-    /// Who holds it.
+    /// Reference count.
     pub references: u32,
-    /// How often it was taken, where the kernel counts.
+    /// Number of lookups, where the kernel counts them.
     pub uses: u32,
-    /// `RTF_*` of `linux/ipv6_route.h`.
+    /// Flags `RTF_*` of `linux/ipv6_route.h`.
     pub flags: u32,
 }
 
-/// The routes of /proc/net/route; what is none, such as the title, is passed over.
+/// Parses the routes of /proc/net/route. Lines of another form, such as the header, are skipped.
 pub fn parse4(file: &str) -> Vec<Route4> {
     file.lines().filter_map(line4).collect()
 }
 
-/// The routes of `/proc/net/ipv6_route`; what is none is passed over.
+/// Parses the routes of `/proc/net/ipv6_route`. Lines of another form are skipped.
 pub fn parse6(file: &str) -> Vec<Route6> {
     file.lines().filter_map(line6).collect()
 }

@@ -1,6 +1,6 @@
-//! All links of the network namespace of this process with all their addresses, asked of the kernel by rtnetlink(7).
+//! Query for all links of the network namespace of this process with all their addresses, by rtnetlink(7).
 //!
-//! `getifaddrs(3)` asks the same, but 4 KiB at a time, and leaves the counters to be read from elsewhere.
+//! `getifaddrs(3)` makes the same query, but 4 KiB at a time, and does not return all counters.
 
 pub mod message;
 
@@ -17,14 +17,14 @@ use message::{Answer, Wrong};
 /// More than the kernel puts into one datagram (32 KiB), unless one link alone is larger.
 const BUFFER: usize = 64 << 10;
 
-/// How often is asked at most, when something changes meanwhile.
+/// Maximum number of queries, repeated when something changes meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// All links and all addresses. On a machine whose links change all the time it may happen that some of them are
+/// Returns all links and all addresses. On a machine whose links change continually, some of them may be
 /// missing.
 ///
 /// # Errors
-/// As socket(2), connect(2), send(2) and recv(2) give them; `InvalidData` for an answer that is none.
+/// The errors of socket(2), connect(2), send(2) and recv(2); `InvalidData` for a malformed answer.
 pub fn links_and_addresses() -> io::Result<Answer> {
     let mut buffer = vec![0; BUFFER];
     let mut answer = attempt(&mut buffer)?;
@@ -60,7 +60,7 @@ fn receive(socket: &OwnedFd, buffer: &mut Vec<u8>, sequence: u32, answer: &mut A
         received => received?,
     };
     let Some(datagram) = buffer.get(..length) else {
-        // What it said is lost; the next attempt will have room for it.
+        // This message is lost; the buffer is large enough for it at the next attempt.
         buffer.resize(length, 0);
         answer.interrupted = true;
         return Ok(false);

@@ -1,5 +1,5 @@
-//! Asks SCSI disks for their vital product data, where the kernel has not: INQUIRY (SCSI Primary Commands, 6.6) by the
-//! `SG_IO` ioctl.
+//! Queries of the vital product data of SCSI disks, where the kernel has not read it: INQUIRY (SCSI Primary
+//! Commands, 6.6) by the `SG_IO` ioctl.
 
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -10,12 +10,12 @@ use nix::errno::Errno;
 
 use crate::sys::block_device;
 
-/// INQUIRY, with a bit that asks for a page of vital product data.
+/// Command INQUIRY, with the bit that requests a page of vital product data.
 const INQUIRY: u8 = 0x12;
 const VITAL_PRODUCT_DATA: u8 = 1;
-/// Bytes that are asked for; what a disk says of itself is far less.
+/// Requested number of bytes, far more than a disk returns.
 const LONGEST: u16 = 1024;
-/// How long the disk may take, in milliseconds.
+/// Timeout of a request to the disk, in milliseconds.
 const PATIENCE: u32 = 3000;
 
 /// A page of the vital product data of the disk at `path`, with its header. May take longer than the disk is given, if the
@@ -63,13 +63,13 @@ pub fn page(path: &Path, page: u8) -> io::Result<Vec<u8>> {
     if answer.get(1) == Some(&page) { Ok(answer) } else { Err(Errno::EIO.into()) }
 }
 
-/// scsi/sg.h
+/// Definitions of scsi/sg.h.
 mod ioctl {
     use std::ffi::c_void;
 
     pub const FROM_DEVICE: i32 = -3;
 
-    /// `struct sg_io_hdr`
+    /// Request `struct sg_io_hdr`.
     #[repr(C)]
     pub struct Request {
         pub interface: i32,

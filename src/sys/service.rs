@@ -1,4 +1,5 @@
-//! What the service manager is told, `sd_notify(3)`. Without one (no `$NOTIFY_SOCKET`) nothing happens.
+//! Notifications to the service manager, `sd_notify(3)`. They have no effect without one (no
+//! `$NOTIFY_SOCKET`).
 
 use sd_notify::NotifyState;
 
@@ -29,7 +30,7 @@ pub fn extend_stop(longest: std::time::Duration) {
     notify(&[NotifyState::ExtendTimeoutUsec(microseconds), NotifyState::Status("Stopping after the thaw")]);
 }
 
-/// The service was told to end and is ending.
+/// Notifies the service manager that the service is stopping.
 pub fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("Stopping")]);
 }

@@ -1,9 +1,10 @@
-//! The strings that a hypervisor hands its guest in the SMBIOS table (DMTF DSP0134): structures of type 11, "OEM Strings".
+//! Strings that a hypervisor passes to its guest in the SMBIOS table (DMTF DSP0134): structures of type 11,
+//! "OEM Strings".
 //!
-//! Pure: the bytes of `/sys/firmware/dmi/tables/DMI` in, strings out. Whoever wrote the table may have written anything; each
-//! byte is looked at once.
+//! Pure: the bytes of `/sys/firmware/dmi/tables/DMI` in, strings out. The table may contain anything; each
+//! byte is read only once.
 
-/// Where the kernel shows the table.
+/// Path where the kernel shows the table.
 pub const TABLE: &str = "/sys/firmware/dmi/tables/DMI";
 /// Bytes of a table that are read. The 32-bit entry point, which QEMU has by default, allows 64 KiB.
 pub const MAX_TABLE: u64 = 1 << 20;
@@ -21,11 +22,11 @@ pub struct CutOff {
     pub at: usize,
 }
 
-/// All OEM strings, in their order. What follows a structure that is shorter than its own head, or that does not end, is
-/// left out, as the bounds of nothing after it are known.
+/// Returns all OEM strings in their order. If a structure is shorter than its header, or has no end,
+/// everything after it is ignored, because the bounds of later structures are unknown.
 ///
 /// # Errors
-/// If a string that should be there is cut off.
+/// If a string is truncated by the end of the table.
 pub fn oem_strings(table: &[u8]) -> Result<Vec<&[u8]>, CutOff> {
     let mut found = Vec::new();
     let mut rest = table;

@@ -10,19 +10,20 @@ use nix::libc;
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
 use tokio::net::{TcpStream, UnixStream};
 
-/// After how many seconds of silence the peer of a TCP connection is asked whether it is there, and how often.
+/// Keepalive settings of TCP connections: seconds of silence before the first probe, and their interval and
+/// number.
 const IDLE: u32 = 60;
 const INTERVAL: u32 = 15;
 const PROBES: u32 = 4;
-/// How soon it is tried again to connect to a unix socket on which too many wait.
+/// Time before another attempt to connect to a unix socket whose backlog is full.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The socket.
+/// Connected stream socket.
 #[derive(Debug)]
 pub enum Socket {
-    /// Of TCP.
+    /// TCP socket.
     Tcp(TcpStream),
-    /// Of this machine.
+    /// Unix socket.
     Unix(UnixStream),
 }
 
@@ -36,7 +37,7 @@ impl Socket {
             setsockopt(&stream, sockopt::TcpKeepInterval, &INTERVAL)?;
             setsockopt(&stream, sockopt::TcpKeepCount, &PROBES)
         };
-        // One whose peer has gone already is found out by reading from it.
+        // If the peer has disconnected already, the next read reports it.
         if let Err(error) = set() {
             tracing::debug!("cannot set options of a socket: {error}");
         }
@@ -49,17 +50,18 @@ impl Socket {
     /// If nothing answers there.
     pub async fn to_address(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
-        // Where nothing listens at a port of this machine, the kernel may have chosen it for this end, too.
+        // If no process listens on a port of this machine, the kernel may choose the same port for this end, and the
+        // socket connects to itself.
         if stream.local_addr()? == stream.peer_addr()? {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         Ok(Self::tcp(stream))
     }
 
-    /// Connects to a unix socket; waits while more connections wait there than its listener lets.
+    /// Connects to a unix socket; waits while the backlog of its listener is full.
     ///
     /// # Errors
-    /// If nobody listens there.
+    /// If no process listens there.
     pub async fn to_path(path: &Path) -> io::Result<Self> {
         loop {
             match UnixStream::connect(path).await {
@@ -95,7 +97,7 @@ impl Socket {
     /// Reads as much as `buffer` has room for; 0 is the end.
     ///
     /// # Errors
-    /// As read(2) gives them; `WouldBlock` if there is nothing now.
+    /// The errors of read(2); `WouldBlock` if there is no data now.
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read(buffer),
@@ -106,7 +108,7 @@ impl Socket {
     /// Writes some of these parts.
     ///
     /// # Errors
-    /// As writev(2) gives them; `WouldBlock` if there is no room now.
+    /// The errors of writev(2); `WouldBlock` if there is no room now.
     pub fn try_write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_write_vectored(parts),
@@ -138,7 +140,7 @@ impl Socket {
         if done == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
     }
 
-    /// Whether it still has a peer.
+    /// Returns whether the socket still has a peer.
     pub fn is_connected(&self) -> bool {
         match self {
             Self::Tcp(stream) => stream.peer_addr().is_ok(),
@@ -146,7 +148,7 @@ impl Socket {
         }
     }
 
-    /// Closes it as one that broke: the peer of a TCP connection is told so, and what was not sent yet is dropped.
+    /// Closes the socket abruptly: a TCP peer gets a reset, and unsent data is discarded.
     pub fn abort(self) {
         if let Self::Tcp(stream) = &self {
             // One that has broken cannot be broken again.

@@ -1,8 +1,10 @@
-//! Starts programs that callers name, as a service manager would start them: nothing of the agent is passed on.
+//! Starts programs that callers name, in the way a service manager starts them: no state of the agent is
+//! inherited.
 //!
-//! A program gets a process group of its own, `/` as its folder, the usual umask, no signal blocked or ignored, no
-//! descriptor but the three, the usual limit of them, and no protection from a lack of memory that the agent may have.
-//! It is started without a copy of the agent's memory (`posix_spawn(3)`).
+//! A program gets its own process group, `/` as its working directory, the usual umask, no blocked or ignored
+//! signals, no descriptors except the three standard streams, the usual limit of descriptors, and none of the
+//! protection from the OOM killer that the agent may have. It is started without a copy of the agent's memory
+//! (`posix_spawn(3)`).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -25,11 +27,11 @@ use crate::sys::descriptor;
 use crate::sys::root::Root;
 use crate::sys::spawn_manner::Manner;
 
-/// Where programs are looked for if `PATH` does not say it.
+/// Search path for programs if `PATH` is not set.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// What runs scripts that do not say it.
+/// Interpreter for scripts that have no `#!` line.
 const SHELL: &str = "/bin/sh";
-/// What the service manager tells the agent alone.
+/// Variables that the service manager sets for the agent only.
 const OURS: &[&str] = &[
     "GLIBC_TUNABLES",
     "INVOCATION_ID",
@@ -45,26 +47,27 @@ const OURS: &[&str] = &[
 /// The stack of the thread that starts a program, in bytes.
 const STACK: usize = 128 * 1024;
 
-/// What to start.
+/// Program to start.
 #[derive(Debug)]
 pub struct Start {
     /// The name of the program; looked for in `PATH` if it has no `/`. Its own name for itself, too.
     pub program: OsString,
-    /// Its arguments after that.
+    /// Arguments after the program's name.
     pub arguments: Vec<OsString>,
-    /// Its whole environment; the agent's, if nothing is said.
+    /// Complete environment; the agent's if absent.
     pub environment: Option<Vec<(OsString, OsString)>>,
-    /// Its standard input, output and error; /dev/null where there is none.
+    /// Standard input, output and error; /dev/null where absent.
     pub streams: [Option<OwnedFd>; 3],
     /// As whom and where it runs, if not as the agent in `/`.
     pub manner: Option<Manner>,
 }
 
-/// Starts a program; `may` is asked about the path that it has when every link is followed, and then that path is what
-/// is executed. Works on a thread of its own: a disk may hang. With a manner, errors of [`Manner`] are told as such.
+/// Starts a program. `may` is called with the path that remains after every link is followed, and exactly that
+/// path is executed. Runs on its own thread, because a disk may hang. With a manner, errors of [`Manner`] are
+/// reported as such.
 ///
 /// # Errors
-/// If `may` refuses, or as execve(2) gives them.
+/// If `may` refuses; the errors of execve(2).
 pub async fn start<E>(
     root: Root,
     start: Start,
@@ -89,7 +92,7 @@ where
             };
             Ok(spawn(&root, &start, &found)?)
         });
-        // Without somebody who waits for it, it is reaped all the same.
+        // If no task waits for it, it is reaped nevertheless.
         drop(started.send(child));
     };
     // A thread that is used once: what it changes of itself ends with it.
@@ -97,7 +100,8 @@ where
     child.await.unwrap_or_else(|_| Err(io::Error::other("the starting thread ended").into()))
 }
 
-/// The path of a program, as a shell in `folder`, or in the agent's, would find it.
+/// Returns the path of a program, as a shell would find it whose working directory is `folder`, or the
+/// agent's.
 fn locate(program: &OsStr, folder: Option<&Path>) -> io::Result<PathBuf> {
     if program.is_empty() {
         return Err(Errno::ENOENT.into());
@@ -150,7 +154,8 @@ fn command(start: &Start, program: &OsStr, name: &OsStr, script: Option<&Path>) 
     }
     match &start.environment {
         Some(environment) => {
-            // Of those that come twice a program finds the first.
+            // If a variable occurs twice, programs see the first one. `envs` would keep the last one, hence the reversed
+            // order.
             command.env_clear().envs(environment.iter().rev().map(|(name, value)| (name, value)));
         }
         None => {

@@ -14,27 +14,28 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::libc;
 
-/// What is added to the number of an error of a step, so that it is told from one of execve(2): of leaving for the directory, of
-/// becoming the user, of the terminal, of the cgroup.
+/// Distance between the error numbers of two steps. A failed step reports its number, from 1, times this
+/// value, plus the errno, which distinguishes it from an error of execve(2). The steps are the cgroup, the
+/// session with its terminal, the user, and the directory.
 const STEP: i32 = 10_000;
 
-/// Who a program is.
+/// User and groups that a program runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The user.
+    /// User ID.
     pub uid: u32,
-    /// Its own group.
+    /// Primary group ID.
     pub gid: u32,
-    /// All its groups.
+    /// Supplementary group IDs, for setgroups(2).
     pub groups: Vec<u32>,
 }
 
-/// How a program is started.
+/// Settings with which a program is started.
 #[derive(Debug)]
 pub struct Manner {
     identity: Identity,
     directory: PathBuf,
-    /// Where the directory cannot be entered, it starts in `/`.
+    /// True if the program starts in `/` when the directory cannot be entered.
     or_root: bool,
     has_terminal: bool,
     cgroup: Option<OwnedFd>,
@@ -45,9 +46,9 @@ pub struct Manner {
 pub enum Step {
     /// The cgroup.procs could not be written.
     Cgroup,
-    /// There is no session, or no terminal for it.
+    /// Session, or its terminal, which could not be created.
     Session,
-    /// It cannot be the user.
+    /// User that the process could not become.
     Identity,
     /// The directory cannot be entered by the user.
     Directory,
@@ -55,7 +56,8 @@ pub enum Step {
 
 const STEPS: [Step; 4] = [Step::Cgroup, Step::Session, Step::Identity, Step::Directory];
 
-/// Which step an error of a start is about, and what it is; none if it is of execve(2), or came before.
+/// Returns the step that an error of a start belongs to, and the error itself; `None` if it is an error of
+/// execve(2), or occurred earlier.
 pub fn step(error: &io::Error) -> Option<(Step, io::Error)> {
     let number = error.raw_os_error()?;
     let step = STEPS.get(usize::try_from(number / STEP).ok()?.checked_sub(1)?)?;
@@ -76,27 +78,27 @@ impl Manner {
         Self { identity, directory, or_root: false, has_terminal, cgroup: None }
     }
 
-    /// In `/` where the user cannot enter the directory.
+    /// Sets whether the program starts in `/` if the user cannot enter the directory.
     #[must_use]
     pub fn or_in_root(self, or_root: bool) -> Self {
         Self { or_root, ..self }
     }
 
-    /// In the cgroup whose cgroup.procs this is, open for writing.
+    /// Sets the cgroup to start in: its cgroup.procs, open for writing.
     #[must_use]
     pub fn in_cgroup(self, procs: Option<OwnedFd>) -> Self {
         Self { cgroup: procs, ..self }
     }
 
-    /// Where it starts.
+    /// Returns the working directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Has `command` start so.
+    /// Sets up `command` so that it starts in this way.
     ///
     /// # Errors
-    /// If the directory has a NUL byte, or there are no descriptors.
+    /// If the directory contains a NUL byte, or no descriptor is available.
     pub(super) fn apply(&self, command: &mut Command) -> io::Result<()> {
         let directory = CString::new(self.directory.as_os_str().as_bytes())?;
         let Identity { uid, gid, groups } = self.identity.clone();
@@ -131,7 +133,7 @@ impl Manner {
 /// Gives the program's end of a terminal to its user, as login(1) does.
 ///
 /// # Errors
-/// As fchown(2) gives them.
+/// The errors of fchown(2).
 pub fn give_terminal(terminal: &OwnedFd, identity: &Identity) -> io::Result<()> {
     // SAFETY: system calls on a descriptor that lives.
     unsafe {

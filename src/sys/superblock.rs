@@ -1,6 +1,6 @@
-//! What file systems write about themselves at fixed places: how large they are, and which one each is.
+//! Superblocks, which file systems write at fixed offsets of their device: the size and the identity of each.
 //!
-//! Pure; read off a device by [`read`].
+//! Pure; [`read`] reads a device.
 
 use std::fs::File;
 use std::io;
@@ -17,17 +17,18 @@ const BTRFS: usize = 64 * 1024;
 /// A file system of a kind that can grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
-    /// Its kind.
+    /// Type of the file system.
     pub kind: Kind,
-    /// Which one it is.
+    /// UUID of the file system.
     pub uuid: [u8; 16],
-    /// What it takes of its device, in bytes.
+    /// Bytes of the device that the file system occupies.
     pub bytes: u64,
     /// The size of its blocks in bytes.
     pub block: u32,
-    /// It says that a check would find nothing to do. Only ext4 says that.
+    /// True if the superblock shows that a check would have nothing to do. Known for ext4 only.
     pub clean: bool,
-    /// Its making was finished, or it was mounted since: it is never made again. Without it neither is known.
+    /// True if the file system was completely made, or mounted since: it must never be made again. False if this
+    /// is unknown.
     pub used: bool,
 }
 
@@ -36,13 +37,13 @@ pub struct Superblock {
 pub enum Kind {
     /// ext2, ext3 or ext4.
     Ext,
-    /// XFS.
+    /// File system XFS.
     Xfs,
-    /// btrfs.
+    /// File system btrfs, which may span several devices.
     Btrfs {
         /// The number of this device in it.
         device: u64,
-        /// How many devices it is on.
+        /// Number of devices of the file system.
         devices: u64,
     },
 }
@@ -50,14 +51,14 @@ pub enum Kind {
 /// The file system whose device begins with these bytes, if it is one of those.
 pub fn parse(bytes: &[u8]) -> Option<Superblock> {
     let found = ext(bytes).or_else(|| xfs(bytes)).or_else(|| btrfs(bytes));
-    // What has blocks of another size is damaged.
+    // Any other block size means that the superblock is damaged.
     found.filter(|found| found.block.is_power_of_two() && (512..=65536).contains(&found.block))
 }
 
-/// Reads it off a device.
+/// Reads the superblock from a device.
 ///
 /// # Errors
-/// As read(2) gives them; `UnexpectedEof` if the device is too small for any of them.
+/// The errors of read(2); `UnexpectedEof` if the device is too small for any of them.
 pub fn read(device: &File) -> io::Result<Option<Superblock>> {
     let mut bytes = vec![0; LENGTH];
     let mut length = 0;
@@ -98,8 +99,9 @@ fn ext(bytes: &[u8]) -> Option<Superblock> {
     })
 }
 
-/// Whether e2fsck(8) would leave it at a look at these bytes: it was unmounted, nothing was ever wrong, no check is due.
-/// Not told of one without a checksum, nor of one that is to be checked every so many days.
+/// Returns whether e2fsck(8) would find nothing to do, judging by the superblock alone: it was unmounted, no
+/// error was ever recorded, and no check is due. False also for a file system without checksums, and for one
+/// that is to be checked at intervals of days; `None` if the bytes are too few.
 fn ext_is_clean(bytes: &[u8]) -> Option<bool> {
     const UNMOUNTED_WITHOUT_ERRORS: u16 = 1;
     const JOURNAL_TO_REPLAY: u32 = 0x4;
@@ -145,7 +147,7 @@ fn xfs(bytes: &[u8]) -> Option<Superblock> {
 }
 
 fn btrfs(bytes: &[u8]) -> Option<Superblock> {
-    /// Where it describes the device that it is on.
+    /// Offset of the item that describes this device.
     const ITEM: usize = 0xc9;
     let bytes = bytes.get(BTRFS..)?;
     if bytes.get(0x40..0x48)? != b"_BHRfS_M" {

@@ -1,4 +1,4 @@
-//! What the kernel swaps to, `proc_swaps(5)`.
+//! Active swap spaces of the kernel, `proc_swaps(5)`.
 
 use std::io;
 
@@ -7,10 +7,10 @@ use crate::sys::root::Root;
 
 const PATH: &str = "/proc/swaps";
 
-/// The paths of the devices that the kernel swaps to; files on file systems are none.
+/// Returns the paths of the devices that are used as swap space, without swap files.
 ///
 /// # Errors
-/// If there is a list of them that cannot be read.
+/// If the list exists and cannot be read.
 pub fn devices(root: &Root) -> io::Result<Vec<String>> {
     match root.read(PATH) {
         Ok(file) => Ok(parse(&file)),

@@ -1,25 +1,26 @@
-//! Files of /sys that are written to, and folders of it that are looked through.
+//! Access to files and directories of /sys.
 
 use std::fs::{OpenOptions, read_dir};
 use std::io::{self, Write as _};
 
 use crate::sys::root::Root;
 
-/// Writes to a file that is there already, by one write(2), as the kernel wants it. May block for as long as what
-/// the kernel does with it takes.
+/// Writes to an existing file with a single write(2), as the kernel requires. May block for as long as the
+/// kernel needs to apply the value.
 ///
 /// # Errors
-/// As open(2) gives them, and write(2): what the kernel says of the value.
+/// The errors of open(2) and write(2): the kernel's verdict on the value.
 pub fn write(root: &Root, path: &str, value: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).truncate(true).open(root.path(path))?;
     let written = file.write(value.as_bytes())?;
     if written == value.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// The numbers that follow `prefix` in the names of a folder's entries, ascending: 0 and 1 for cpu0 and cpu1.
+/// Returns the numbers that follow `prefix` in the names of a directory's entries, in ascending order: 0 and 1
+/// for cpu0 and cpu1.
 ///
 /// # Errors
-/// As open(2) and getdents(2) give them.
+/// The errors of open(2) and getdents(2).
 pub fn numbers(root: &Root, folder: &str, prefix: &str) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in read_dir(root.path(folder))? {

@@ -11,12 +11,12 @@ use tokio::net::{TcpListener, TcpSocket};
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// After how many seconds of silence a peer is asked whether it is there, and how often.
+/// Keepalive settings: seconds of silence before the first probe, and seconds between two probes.
 const IDLE: u32 = 10;
 const INTERVAL: u32 = 5;
-/// How often it may not answer.
+/// Number of unanswered probes after which the connection is closed.
 const PROBES: u32 = 3;
-/// Milliseconds after which a peer is gone that does not say that it has got what was sent.
+/// Time in milliseconds after which a peer that does not acknowledge data counts as unreachable.
 const UNACKNOWLEDGED: u32 = 20_000;
 
 /// Breaks the connection some 25 s after its peer is no longer there.
@@ -59,7 +59,8 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Whether the kernel has no IPv6 (`ipv6.disable=1`), or this network namespace none.
+/// Returns whether the error means that the kernel has no IPv6 (`ipv6.disable=1`), or this network namespace
+/// has none.
 fn has_no_ipv6(error: &io::Error) -> bool {
     let errors = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL].map(|errno| errno as i32);
     error.raw_os_error().is_some_and(|code| errors.contains(&code))

@@ -6,19 +6,19 @@ use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use nix::libc;
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
-/// Rows and columns.
+/// Size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Size {
-    /// Rows.
+    /// Number of rows.
     pub rows: u16,
-    /// Columns.
+    /// Number of columns.
     pub columns: u16,
 }
 
-/// A new pseudo-terminal of this size: the controlling end, which does not block, and the program's.
+/// Opens a new pseudo-terminal of this size: the controlling end, which does not block, and the program's end.
 ///
 /// # Errors
-/// As pty(7) gives them.
+/// The errors of pty(7).
 #[cfg(feature = "agent")]
 pub fn open(size: Size) -> io::Result<(OwnedFd, OwnedFd)> {
     use nix::fcntl::{OFlag, open};
@@ -35,10 +35,10 @@ pub fn open(size: Size) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((controller, terminal))
 }
 
-/// Gives a terminal another size; its programs are told.
+/// Sets the size of a terminal; its foreground programs are notified by SIGWINCH.
 ///
 /// # Errors
-/// If it is no terminal.
+/// If the descriptor is not a terminal.
 #[cfg(feature = "agent")]
 pub fn set_size(terminal: impl AsFd, size: Size) -> io::Result<()> {
     let size = libc::winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
@@ -47,10 +47,10 @@ pub fn set_size(terminal: impl AsFd, size: Size) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The size of a terminal.
+/// Returns the size of a terminal.
 ///
 /// # Errors
-/// If it is none.
+/// If the descriptor is not a terminal.
 pub fn size(terminal: impl AsFd) -> io::Result<Size> {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the kernel fills in a winsize, which lives here.
@@ -62,7 +62,7 @@ pub fn size(terminal: impl AsFd) -> io::Result<Size> {
     }
 }
 
-/// The process group in the foreground of a terminal, told by its controlling end.
+/// Returns the foreground process group of a terminal, given its controlling end.
 #[cfg(feature = "agent")]
 pub fn foreground(controller: impl AsFd) -> Option<nix::unistd::Pid> {
     nix::unistd::tcgetpgrp(controller.as_fd()).ok().filter(|group| group.as_raw() > 0)
@@ -77,19 +77,19 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// It passes on each key as it is pressed.
+    /// Sets raw mode, in which each key is passed on as it is pressed.
     ///
     /// # Errors
-    /// If it is no terminal.
+    /// If the descriptor is not a terminal.
     pub fn raw(terminal: impl AsFd) -> io::Result<Self> {
         Self::make(terminal, SetArg::TCSADRAIN, cfmakeraw)
     }
 
-    /// It shows nothing of what is typed, but for the ends of lines. What was typed before is forgotten. No key sends a signal, and
+    /// Turns off the echo of input, except for line ends, and discards earlier input. No key sends a signal, and
     /// `end` ends a line as the Enter key does.
     ///
     /// # Errors
-    /// If it is no terminal.
+    /// If the descriptor is not a terminal.
     #[cfg(feature = "ctl")]
     pub fn silent(terminal: impl AsFd, end: u8) -> io::Result<Self> {
         use nix::sys::termios::{LocalFlags, SpecialCharacterIndices};
@@ -113,7 +113,7 @@ impl Changed {
 
 impl Drop for Changed {
     fn drop(&mut self) {
-        // It may be gone.
+        // The terminal may have been closed.
         let _ = tcsetattr(&self.terminal, self.when, &self.before);
     }
 }

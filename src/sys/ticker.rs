@@ -31,10 +31,10 @@ impl Ticker {
         Ok(Self(watch_readable(timer.into())?))
     }
 
-    /// The next tick. Ticks that passed while nobody waited are one.
+    /// Waits for the next tick. Ticks that passed without a waiter count as one.
     ///
     /// # Errors
-    /// As read(2) gives them.
+    /// The errors of read(2).
     pub async fn tick(&self) -> io::Result<()> {
         loop {
             let mut ready = self.0.readable().await?;

@@ -1,4 +1,4 @@
-//! What udev knows about a device, its database in /run/udev/data, and when it has something new to say.
+//! Database of udev in /run/udev/data about devices, and notifications of its changes.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -12,12 +12,12 @@ use crate::sys::root::Root;
 
 const DATA: &str = "/run/udev/data";
 
-/// What udev keeps about a block device; nothing where no udev runs.
+/// Returns the udev database entry of a block device; `None` where udev does not run.
 pub fn block_device(root: &Root, (major, minor): Number) -> Option<Vec<u8>> {
     root.read(&format!("{DATA}/b{major}:{minor}")).ok()
 }
 
-/// The value of a property in an entry of the database, a line `E:NAME=value`; none if it is empty.
+/// Returns the value of a property in an entry of the database, a line `E:NAME=value`; `None` if it is empty.
 pub fn property<'a>(entry: &'a [u8], name: &str) -> Option<&'a str> {
     let value = entry
         .split(|byte| *byte == b'\n')
@@ -25,13 +25,13 @@ pub fn property<'a>(entry: &'a [u8], name: &str) -> Option<&'a str> {
     std::str::from_utf8(value).ok().filter(|value| !value.is_empty())
 }
 
-/// Whether udev runs on this machine.
+/// Returns whether udev runs on this machine.
 pub fn runs(root: &Root) -> bool {
     root.path("/run/udev/control").exists()
 }
 
-/// When udev had processed a device for the first time, in microseconds since the boot; none if it has not yet. Two
-/// devices that have the same number, one after the other, differ in it.
+/// Returns the time at which udev had processed a device for the first time, in microseconds since boot;
+/// `None` if it has not yet. It distinguishes two devices that have the same number, one after the other.
 pub fn processed(root: &Root, number: Number) -> Option<u64> {
     processed_at(&block_device(root, number)?)
 }
@@ -42,16 +42,16 @@ pub fn processed_at(entry: &[u8]) -> Option<u64> {
     std::str::from_utf8(line).ok()?.parse().ok()
 }
 
-/// What udev has something new to say about.
+/// Devices whose udev data has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
-    /// These block devices.
+    /// Known set of block devices.
     About(BTreeSet<Number>),
     /// Some was lost: it may be any.
     Any,
 }
 
-/// Told when entries of udev's database are written, while it listens.
+/// Watch for changes to entries of udev's database.
 #[derive(Debug)]
 pub struct Watch {
     inotify: Instance,
@@ -65,10 +65,10 @@ impl Watch {
         Self { inotify: Instance::begin(), folder: None, is_wanted: false }
     }
 
-    /// Told of everything from now on.
+    /// Watches for all changes from now on.
     ///
     /// # Errors
-    /// As `inotify_add_watch(2)` gives them, also if there is no database yet.
+    /// The errors of `inotify_add_watch(2)`, also if there is no database yet.
     pub fn listen(&mut self, root: &Root) -> io::Result<()> {
         // udev writes an entry beside its place, and moves it there.
         let what = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CLOSE_WRITE;
@@ -77,12 +77,12 @@ impl Watch {
         Ok(())
     }
 
-    /// Whether it listens.
+    /// Returns whether changes are being watched.
     pub fn listens(&self) -> bool {
         self.folder.is_some()
     }
 
-    /// Told of nothing any more.
+    /// Stops watching for changes.
     pub fn pause(&mut self) {
         self.is_wanted = false;
         if let Some(folder) = self.folder.take()
@@ -92,10 +92,10 @@ impl Watch {
         }
     }
 
-    /// Entries of block devices were written.
+    /// Waits until entries of block devices are written.
     ///
     /// # Errors
-    /// As inotify(7) gives them.
+    /// The errors of inotify(7).
     pub async fn changed(&self) -> io::Result<News> {
         if !self.is_wanted {
             return pending().await;
@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a disk in a Debian 12 guest, shortened.
+    /// Entry of a disk in a Debian 12 guest, shortened.
     const CAPTURED: &[u8] = b"S:disk/by-path/pci-0000:00:06.0\nS:disk/by-id/virtio-data-1\nI:2143861\n\
         E:ID_SERIAL=data-1\nE:ID_SERIAL_SHORT=\nE:ID_PATH=pci-0000:00:06.0\nG:systemd\nQ:systemd\nV:1\n";
 

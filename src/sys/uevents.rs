@@ -1,7 +1,7 @@
-//! The kernel's word that a block device came, went or changed: uevents, netlink(7).
+//! Events of the kernel for block devices that appear, change or disappear: uevents, netlink(7).
 //!
-//! A message is text: a line `action@path`, then `KEY=value` lines, each ended by a NUL byte. Programs can send
-//! messages to the same group, so that only those from the kernel count.
+//! A message is text: a line `action@path`, then `KEY=value` lines, each ended by a NUL byte. Programs can
+//! send messages to the same group, so only those from the kernel are accepted.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -22,12 +22,12 @@ const WAITING: usize = 16 << 20;
 /// Bytes of one message: the kernel makes none longer than 2 KiB and a path.
 const LONGEST: usize = 8192;
 
-/// What a message says happened.
+/// Action that a message reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// There is a device.
+    /// Added device.
     Add,
-    /// There is none any more, or there will be none in a moment.
+    /// Removed device, or one that is about to be removed.
     Remove,
     /// Anything else: look at it again.
     Change,
@@ -35,29 +35,29 @@ pub enum Action {
     Reset,
 }
 
-/// What the kernel says of a block device, or of the SCSI device below one.
+/// Event of a block device, or of the SCSI device below one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uevent {
-    /// What happened.
+    /// Action of the event.
     pub action: Action,
     /// The device's place below /sys/devices, such as `/sys/devices/…/block/vda/vda1`.
     pub place: String,
-    /// It is a partition, not a whole disk.
+    /// True for a partition, false for a whole disk.
     pub partition: bool,
-    /// Which disk it is: the kernel (since Linux 5.15) numbers all that there have ever been.
+    /// Sequence number of the disk (since Linux 5.15), which is never reused until the next boot.
     pub disk: Option<u64>,
 }
 
-/// What the subscription gives.
+/// Item that the subscription returns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
-    /// A message.
+    /// Event that was received.
     Uevent(Uevent),
     /// Messages were lost: everything may have changed.
     Overrun,
 }
 
-/// What a message says; nothing if it is not about a block device, or none of the kernel's.
+/// Parses a message; `None` if it does not concern a block device, or does not come from the kernel.
 pub fn parse(message: &[u8]) -> Option<Uevent> {
     let mut lines = message.split(|byte| *byte == 0);
     if !lines.next()?.contains(&b'@') {
@@ -80,9 +80,10 @@ pub fn parse(message: &[u8]) -> Option<Uevent> {
             "DEVPATH" => path = Some(value),
             "SUBSYSTEM" => subsystem = Some(value),
             "DEVTYPE" => partition = value == "partition",
-            // Somebody wrote it to the device's file uevent, to have udev look: nothing happened.
+            // A program wrote to the device's uevent file, to make udev process it again: nothing has happened to the
+            // device.
             "SYNTH_UUID" => made_up = true,
-            // What a device says when it is asked for the first time since it was made, and when it has got another name.
+            // A device reports these for its first request after it was created, and when its identity has changed.
             "SDEV_UA" => reset = ["POWER_ON_RESET_OCCURRED", "INQUIRY_DATA_HAS_CHANGED"].contains(&value),
             "DISKSEQ" => disk = value.parse().ok(),
             _ => {}
@@ -109,10 +110,10 @@ pub fn parse(message: &[u8]) -> Option<Uevent> {
 pub struct Uevents(OwnedFd);
 
 impl Uevents {
-    /// Told of everything from now on.
+    /// Subscribes to all events from now on.
     ///
     /// # Errors
-    /// As socket(2) and bind(2) give them.
+    /// The errors of socket(2) and bind(2).
     pub fn subscribe() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let kind = SockProtocol::NetlinkKObjectUEvent;
@@ -125,10 +126,10 @@ impl Uevents {
         Ok(Self(socket))
     }
 
-    /// The next message about a block device. Dropping the future loses none.
+    /// Waits for the next event of a block device. Dropping the future loses none.
     ///
     /// # Errors
-    /// As recvfrom(2) gives them.
+    /// The errors of recvfrom(2).
     pub async fn next(&self) -> io::Result<Heard> {
         loop {
             match self.at_hand()? {
@@ -138,10 +139,10 @@ impl Uevents {
         }
     }
 
-    /// The next message about a block device, if there is one already.
+    /// Returns the next event of a block device, if one has arrived already.
     ///
     /// # Errors
-    /// As recvfrom(2) gives them.
+    /// The errors of recvfrom(2).
     pub fn at_hand(&self) -> io::Result<Option<Heard>> {
         let mut buffer = [0; LONGEST];
         loop {
@@ -167,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// From Linux 6.1.
+    /// Message captured on Linux 6.1.
     const CAPTURED: &str = "add@/devices/pci0000:00/0000:00:04.0/virtio2/host0/target0:0:0/0:0:0:3/block/sdb/sdb2\0\
         ACTION=add\0DEVPATH=/devices/pci0000:00/0000:00:04.0/virtio2/host0/target0:0:0/0:0:0:3/block/sdb/sdb2\0\
         SUBSYSTEM=block\0MAJOR=8\0MINOR=18\0DEVNAME=sdb2\0DEVTYPE=partition\0DISKSEQ=12\0PARTN=2\0SEQNUM=1234\0";

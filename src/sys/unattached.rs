@@ -1,6 +1,6 @@
-//! Mounts that are made before they are attached anywhere, by `fsopen(2)` and `fsmount(2)`. Making one may take as long as a
-//! server does, and changes nothing that anybody sees; attaching it asks no server. One that is never attached goes with its
-//! descriptor.
+//! Detached mounts, made by `fsopen(2)` and `fsmount(2)` before they are attached anywhere. Making one may
+//! take as long as a server does, and has no visible effect; attaching it requests nothing from a server. A
+//! mount that is never attached disappears when its descriptor is closed.
 //!
 //! Linux 5.2 or newer; before that the calls fail with `ENOSYS`.
 
@@ -16,7 +16,7 @@ use nix::mount::{MsFlags, mount};
 
 use crate::sys::mounting::{Place, attributes};
 
-/// Commands of `fsconfig(2)`.
+/// Commands of `fsconfig(2)`: set a flag, set a string.
 const SET_FLAG: u32 = 0;
 const SET_STRING: u32 = 1;
 const CREATE: u32 = 6;
@@ -34,10 +34,10 @@ const OF_THE_FILE_SYSTEM: [(MsFlags, &CStr); 4] = [
     (MsFlags::MS_LAZYTIME, c"lazytime"),
 ];
 
-/// Makes a mount of the file system of this kind at `source`, with its own options, separated by commas.
+/// Makes a mount of the file system of this type at `source`, with its own options, separated by commas.
 ///
 /// # Errors
-/// `ENOSYS` before Linux 5.2, `ENODEV` if the kernel does not know the kind; as mount(2) gives them.
+/// `ENOSYS` before Linux 5.2, `ENODEV` if the kernel does not know the type; the errors of mount(2).
 pub fn make(source: &str, kind: &str, options: &str, flags: MsFlags) -> io::Result<OwnedFd> {
     let kind = CString::new(kind)?;
     // SAFETY: fsopen(2) takes a name that ends with a zero, and flags.
@@ -84,10 +84,10 @@ unsafe fn descriptor(outcome: libc::c_long) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Attaches a mount that [`make`] has made. What is mounted on it later spreads nowhere.
+/// Attaches a mount that [`make`] has made. Later mounts below it do not propagate.
 ///
 /// # Errors
-/// As `move_mount(2)` gives them.
+/// The errors of `move_mount(2)`.
 pub fn attach(made: BorrowedFd<'_>, place: &Place) -> io::Result<()> {
     // SAFETY: move_mount(2) takes two descriptors with a path each, and flags.
     Errno::result(unsafe {
@@ -103,10 +103,10 @@ pub fn attach(made: BorrowedFd<'_>, place: &Place) -> io::Result<()> {
     set_private(made)
 }
 
-/// Has nothing spread of what is mounted later on the mount whose root is open here.
+/// Makes the mount whose root is open here private, so that later mounts below it do not propagate.
 ///
 /// # Errors
-/// As mount(2) gives them.
+/// The errors of mount(2).
 pub fn set_private(root: BorrowedFd<'_>) -> io::Result<()> {
     let itself = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));
     mount(None::<&str>, &itself, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>)?;

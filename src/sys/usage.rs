@@ -1,4 +1,4 @@
-//! How full a file system is, statvfs(3).
+//! Space usage of a file system, statvfs(3).
 
 use std::io;
 use std::path::Path;
@@ -8,24 +8,24 @@ use nix::sys::statvfs::statvfs;
 /// Bytes of a file system, and its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// In use.
+    /// Bytes in use.
     pub used: u64,
-    /// In use, or free for everybody.
+    /// Bytes in use or available to unprivileged users.
     pub total: u64,
-    /// All, with those that only root may use.
+    /// Size in bytes, including the space that is reserved for root.
     pub total_privileged: u64,
-    /// Free for everybody.
+    /// Bytes available to unprivileged users.
     pub available: u64,
-    /// How many files it may hold; 0 if it has no such limit.
+    /// Maximum number of inodes; 0 if there is no such limit.
     pub inodes: u64,
-    /// How many more files it may hold.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
-/// The usage of the file system that `directory` is on. May block for as long as the file system does.
+/// Returns the usage of the file system that `directory` is on. May block for as long as the file system does.
 ///
 /// # Errors
-/// As statvfs(3) gives them.
+/// The errors of statvfs(3).
 pub fn usage(directory: &Path) -> io::Result<Usage> {
     let numbers = statvfs(directory)?;
     let used = numbers.blocks().saturating_sub(numbers.blocks_free());

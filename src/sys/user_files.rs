@@ -1,8 +1,9 @@
-//! Small files in a folder of a user's home, with no more rights than the user has.
+//! Small files in a subdirectory of a user's home, accessed with no more rights than the user has.
 //!
-//! The user may change what lies there at any time. So nothing is done by path: the home is opened once, what is below
-//! by its descriptor, and links are not followed. And it is done as the user (setfsuid(2)): whatever the user makes
-//! of the home, it leads to nothing that the user could not reach alone, and what is made belongs to the user.
+//! The user can change the contents at any time. Therefore nothing is accessed by path: the home directory is
+//! opened once, everything below it is opened relative to its descriptor, and links are not followed. The
+//! access also runs as the user (setfsuid(2)): whatever the user does to the home directory, it cannot lead to
+//! a file that the user could not access anyway, and new files belong to the user.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -27,20 +28,21 @@ pub struct Home {
     _rights: Rights,
 }
 
-/// A folder directly in a user's home.
+/// Directory directly in a user's home directory.
 #[derive(Debug)]
 pub struct Folder<'h> {
     home: &'h Home,
     name: &'static str,
-    /// Nothing, if it is not there.
+    /// Descriptor of the directory; absent if it does not exist.
     open: Option<OwnedFd>,
 }
 
 impl Home {
-    /// Opens the home.
+    /// Opens the home directory.
     ///
     /// # Errors
-    /// As open(2) gives them: `ENOTDIR` if it is no folder; and if the user's rights cannot be taken.
+    /// The errors of open(2): `ENOTDIR` if it is not a directory; also if this thread cannot take the user's
+    /// rights.
     pub fn open(root: &Root, account: &Account) -> io::Result<Self> {
         let home = account.home.to_string_lossy();
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -48,10 +50,10 @@ impl Home {
         Ok(Self { folder, _rights: Rights::take(account)? })
     }
 
-    /// Opens a folder in it.
+    /// Opens a directory in the home directory.
     ///
     /// # Errors
-    /// If something else has its name, such as a link, or it cannot be entered.
+    /// If the name belongs to something else, such as a link, or the directory cannot be entered.
     pub fn folder(&self, name: &'static str) -> io::Result<Folder<'_>> {
         let open = match open_folder(&self.folder, name) {
             Err(Errno::ENOENT) => None,
@@ -67,7 +69,7 @@ fn open_folder(within: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
     openat(within, name, flags, Mode::empty())
 }
 
-/// In words, why what has that name is not opened.
+/// Returns an error that explains why the entry of this name is not opened.
 fn not_followed(folder: impl AsFd, name: &str) -> io::Error {
     let kind = fstatat(folder, name, AtFlags::AT_SYMLINK_NOFOLLOW)
         .map(|found| SFlag::from_bits_truncate(found.st_mode));
@@ -77,10 +79,10 @@ fn not_followed(folder: impl AsFd, name: &str) -> io::Error {
 }
 
 impl Folder<'_> {
-    /// Reads a file in it; nothing if it is not there.
+    /// Reads a file in the directory; `None` if it does not exist.
     ///
     /// # Errors
-    /// If something else has its name, it is larger than 16 MiB, or cannot be read.
+    /// If the name belongs to something else, the file is larger than 16 MiB, or it cannot be read.
     pub fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let Some(file) = self.open_file(name)? else { return Ok(None) };
         let mut bytes = Vec::new();
@@ -93,7 +95,7 @@ impl Folder<'_> {
 
     fn open_file(&self, name: &str) -> io::Result<Option<OwnedFd>> {
         let Some(folder) = &self.open else { return Ok(None) };
-        // Without waiting for whoever is at the other end of a pipe.
+        // Nonblocking, so that opening a pipe does not wait for its other end.
         let flags =
             OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = match openat(folder, name, flags, Mode::empty()) {
@@ -107,12 +109,12 @@ impl Folder<'_> {
         Ok(Some(file))
     }
 
-    /// Replaces a file in it: whoever reads sees the old bytes or the new ones, and so does whoever boots after a
-    /// crash. The folder is made if it is not there. Both are for the user alone: mode 0700 for a folder that is made
-    /// or that others may write to, 0600 for the file.
+    /// Replaces a file in the directory atomically: a reader sees the old bytes or the new ones, also after a
+    /// crash. The directory is created if it does not exist. Only the user has access: a directory that is
+    /// created, or that other users can write to, gets mode 0700, and the file gets 0600.
     ///
     /// # Errors
-    /// If something cannot be made or written; the file is as it was then.
+    /// If something cannot be created or written; the file is then unchanged.
     pub fn replace(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let folder = match &self.open {
             Some(folder) => folder,
@@ -124,7 +126,7 @@ impl Folder<'_> {
         let before = self.open_file(name)?;
         let Some(folder) = &self.open else { return Err(io::ErrorKind::NotFound.into()) };
         let beside = format!(".{name}.new");
-        // What a run before has left when it was interrupted.
+        // An earlier run may have left this file when it was interrupted.
         match unlinkat(folder, beside.as_str(), UnlinkatFlags::NoRemoveDir) {
             Err(Errno::ENOENT) | Ok(()) => {}
             Err(error) => return Err(error.into()),
@@ -173,7 +175,7 @@ impl Rights {
     fn take(account: &Account) -> io::Result<Self> {
         // The group first: with the user's rights it could not be taken.
         let before = Self { group: setfsgid(account.group), user: setfsuid(account.user) };
-        // Neither call says whether it succeeded; who asks for what is not possible is told what it is now.
+        // setfsuid(2) does not report failure. A call with an invalid ID changes nothing and returns the current one.
         let nobody = u32::MAX;
         let taken = setfsuid(Uid::from_raw(nobody)) == account.user
             && setfsgid(Gid::from_raw(nobody)) == account.group;

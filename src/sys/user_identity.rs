@@ -1,5 +1,5 @@
-//! What a program that runs as a user is told of it, as the name service knows it, which may ask others over a network: whoever
-//! calls this has a thread for it.
+//! Account data of a user that a program is started with, from the name service. It may query servers over a
+//! network, so a caller needs a thread for it.
 
 use std::ffi::CString;
 use std::io;
@@ -12,13 +12,13 @@ use crate::sys::spawn_manner::Identity;
 /// A user of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
-    /// The login name.
+    /// Login name.
     pub name: String,
-    /// Its numbers.
+    /// User ID and group IDs.
     pub identity: Identity,
-    /// Its home directory.
+    /// Home directory.
     pub home: PathBuf,
-    /// Its shell.
+    /// Login shell.
     pub shell: PathBuf,
 }
 

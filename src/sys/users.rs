@@ -1,17 +1,17 @@
-//! Users of this machine, as its name service knows them. It may ask others over a network: whoever calls this has a thread
-//! for it, and does not wait for ever.
+//! Users of this machine, as its name service knows them. It may query servers over a network, so a caller
+//! needs a thread for it, and a timeout.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
 
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 
-/// What is known of a user.
+/// Result of the lookup of a user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The login name, if there is one.
+    /// Login name; `None` if the user is unknown.
     pub name: Option<String>,
-    /// Those of the groups that were asked about that the user is in, as they were written.
+    /// Requested groups that the user belongs to, in the form in which they were given.
     pub groups: BTreeSet<String>,
 }
 
@@ -29,12 +29,14 @@ pub fn find(uid: u32, gid: u32, groups: &[String]) -> Found {
     Found { groups: groups.cloned().collect(), name: user.map(|user| user.name) }
 }
 
-/// Whether there is a user of this name. A number may always be one.
+/// Returns whether a user of this name exists. A number always counts as a user, and so does any name while
+/// the name service fails.
 pub fn is_user(name: &str) -> bool {
     name.parse::<u32>().is_ok() || matches!(User::from_name(name), Ok(Some(_)) | Err(_))
 }
 
-/// Whether there is a group of this name. A number may always be one.
+/// Returns whether a group of this name exists. A number always counts as a group, and so does any name while
+/// the name service fails.
 pub fn is_group(name: &str) -> bool {
     name.parse::<u32>().is_ok() || matches!(Group::from_name(name), Ok(Some(_)) | Err(_))
 }
@@ -60,7 +62,7 @@ mod tests {
         assert_eq!(root.name.as_deref(), Some("root"));
         assert!(root.groups.contains("root") && root.groups.contains("0"), "{root:?}");
         assert!(!root.groups.contains("no-such-group"), "{root:?}");
-        // Nobody has this number; the group is the process's.
+        // No user has this number; the group is the one of the process.
         let unknown = find(4_000_000_000, 0, &groups);
         assert_eq!((unknown.name, unknown.groups), (None, ["root", "0"].map(str::to_owned).into()));
     }

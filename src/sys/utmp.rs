@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use nix::libc;
 
-/// Somebody who is logged in.
+/// Login session of a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The user's name.
+    /// Login name.
     pub user: String,
     /// When, since the epoch.
     pub since: Duration,
 }
 
-/// Who is logged in, in the order of the file; a record that is cut off is passed over.
+/// Parses the login sessions, in the order of the file. A truncated record is skipped.
 pub fn parse(file: &[u8]) -> Vec<Entry> {
     file.chunks_exact(size_of::<libc::utmpx>()).filter_map(record).collect()
 }

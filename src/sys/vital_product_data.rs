@@ -1,6 +1,6 @@
 //! The pages of SCSI's vital product data in which a disk says who it is.
 
-/// What an identifier is of.
+/// Association of an identifier: the disk itself, not its port or target.
 const OF_THE_DISK: u8 = 0;
 const BINARY: u8 = 1;
 const TEXT: u8 = 2;
@@ -8,17 +8,17 @@ const VENDORS_OWN: u8 = 0;
 const EUI_64: u8 = 2;
 const NAA: u8 = 3;
 
-/// Page 80h: the serial number as it is, without what pads it; none if it is empty.
+/// Returns the serial number in page 80h without its padding; `None` if it is empty.
 pub fn serial(page: &[u8]) -> Option<&[u8]> {
     Some(trim(body(page)?)).filter(|serial| !serial.is_empty())
 }
 
-/// Who page 83h says that a disk is.
+/// Identifiers of a disk from page 83h.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Designation<'a> {
     /// The text that its vendor gave it, as which QEMU shows `device_id`.
     pub text: Option<&'a [u8]>,
-    /// Its world-wide name, such as `naa.5000000000000102` or `eui.0025385b71b00d1c`.
+    /// World-wide name, such as `naa.5000000000000102` or `eui.0025385b71b00d1c`.
     pub name: Option<String>,
 }
 
@@ -50,7 +50,7 @@ pub fn designation(page: &[u8]) -> Designation<'_> {
     found
 }
 
-/// What follows the header of a page, as long as that says.
+/// Returns the contents of a page after its header, limited to the length that the header states.
 fn body(page: &[u8]) -> Option<&[u8]> {
     let ([_, _, high, low], rest) = page.split_first_chunk::<4>()?;
     rest.get(..usize::from(u16::from_be_bytes([*high, *low])))

@@ -1,4 +1,4 @@
-//! Whether there are only zeros: read from the device itself, past what the kernel has buffered of it.
+//! Check that a device contains only zeros, read from the device itself and not from the kernel's page cache.
 
 use std::fs::File;
 use std::io;
@@ -15,12 +15,14 @@ pub const BLOCK: usize = 4096;
 const PIECE: usize = 1 << 20;
 const ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-/// Where the first byte is that is not zero, in `ranges` of `device` that begin at multiples of [`BLOCK`]; absent if
-/// there are only zeros. Where direct reads cannot be made, what is buffered is read. `device` should have nobody else
-/// reading through this descriptor meanwhile: its flags change. May block for as long as the device does.
+/// Returns the offset of the first byte that is not zero in `ranges` of `device`, which begin at multiples of
+/// [`BLOCK`]; `None` if there are only zeros. Where direct reads are not possible, buffered data is read. No
+/// other reader may use this descriptor meanwhile, because its flags change. May block for as long as the
+/// device does.
 ///
 /// # Errors
-/// `TimedOut` if not all is read before `until`; `UnexpectedEof` if the device ends earlier; as read(2) gives them.
+/// `TimedOut` if not everything is read before `until`; `UnexpectedEof` if the device ends earlier; the errors
+/// of read(2).
 pub fn first_other(
     device: &File,
     ranges: impl IntoIterator<Item = Range<u64>>,
@@ -38,7 +40,7 @@ pub fn first_other(
             let length = usize::try_from(end - at).unwrap_or(PIECE).min(PIECE);
             let piece = &mut buffer[..length];
             match device.read_exact_at(piece, at) {
-                // What the device takes no direct read of, such as an end within a block.
+                // The device refuses a direct read of this range, such as one that ends within a block.
                 Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) && direct.is_some() => {
                     direct = None;
                     device.read_exact_at(piece, at)?;
@@ -60,14 +62,14 @@ fn first_in(bytes: &[u8]) -> Option<usize> {
     bytes[block..].iter().position(|byte| *byte != 0).map(|at| block + at)
 }
 
-/// Has a descriptor read past the buffers while it lives.
+/// Sets a descriptor to direct reads (`O_DIRECT`) until it is dropped.
 struct Direct<'a> {
     device: &'a File,
     before: OFlag,
 }
 
 impl<'a> Direct<'a> {
-    /// Nothing if that is not possible.
+    /// Returns `None` if direct reads are not possible.
     fn begin(device: &'a File) -> Option<Self> {
         let before = OFlag::from_bits_retain(fcntl(device, FcntlArg::F_GETFL).ok()?);
         fcntl(device, FcntlArg::F_SETFL(before | OFlag::O_DIRECT)).ok()?;
@@ -95,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_first_byte_of_a_range_is_found() {
-        // In a folder of the build, whose file system may take direct reads, and in one that may not.
+        // In a directory of the build, whose file system may support direct reads, and in one that may not.
         for folder in [env!("CARGO_MANIFEST_DIR"), "/dev/shm"] {
             let Ok(file) = tempfile::tempfile_in(folder) else { continue };
             let length = 5 * PIECE as u64 + 700;

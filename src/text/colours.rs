@@ -1,35 +1,35 @@
-//! Colours for people at terminals, of the sixteen that every terminal has and lets its user choose.
+//! Colours for terminals: only the sixteen that every terminal has and lets its user configure.
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
 
-/// How a part of a text is shown.
+/// Style of a part of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// Heads of tables, names.
+    /// Headers of tables, and names.
     Bold,
-    /// What matters least.
+    /// Less important details.
     Dim,
-    /// All is well.
+    /// Success.
     Good,
-    /// Worth a look.
+    /// Remark that deserves attention.
     Note,
-    /// Something is wrong.
+    /// Error or failure.
     Wrong,
 }
 
-/// Whether there are colours.
+/// Use of colours in an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colours {
-    /// There are.
+    /// Colours are used.
     Shown,
-    /// There are none, as for programs and files.
+    /// Colours are left out, for programs and files.
     Left,
 }
 
 impl Colours {
-    /// As the stream can show them, and the environment wants them: none on what is no terminal or a dumb one, and none
-    /// where `NO_COLOR` is set to anything (<https://no-color.org>).
+    /// Decides whether to use colours on a stream: not if it is not a terminal or a dumb one, and not if `NO_COLOR` is
+    /// set to anything (<https://no-color.org>).
     pub fn on(stream: &impl IsTerminal) -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         Self::wanted(stream.is_terminal(), variable("NO_COLOR").as_deref(), variable("TERM").as_deref())
@@ -40,7 +40,7 @@ impl Colours {
         if can && no_color.is_none() { Self::Shown } else { Self::Left }
     }
 
-    /// The text in this style.
+    /// Returns the text in this style.
     pub fn paint(self, style: Style, text: &str) -> String {
         let code = match style {
             Style::Bold => "1",

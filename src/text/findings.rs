@@ -1,4 +1,4 @@
-//! What a doctor found: what works, what is worth knowing, what is wrong, and what to do about it.
+//! Findings of a `doctor` command: what works, what deserves attention, what is wrong, and how to remedy it.
 
 use std::fmt::Write as _;
 
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use super::colours::{Colours, Style};
 
-/// How something is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// It works.
+    /// The subject works.
     Good,
-    /// It works; or it does not, and may be meant so.
+    /// The subject works, or does not but may be meant so.
     Note,
-    /// Something that was asked for does not work.
+    /// The subject is configured or requested, and does not work.
     Wrong,
 }
 
@@ -35,42 +35,42 @@ impl Level {
     }
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What was looked at, in a word or two.
+    /// Subject of the check, in a word or two.
     pub subject: String,
-    /// How it is.
+    /// Severity.
     pub level: Level,
-    /// What was found.
+    /// Result of the check, as text for users.
     pub says: String,
-    /// What to do; empty if nothing need be done.
+    /// Remedy; empty if none is needed.
     pub remedy: String,
 }
 
 impl Finding {
-    /// It works.
+    /// Creates a finding that the subject works.
     pub fn good(subject: &str, says: impl Into<String>) -> Self {
         Self { subject: subject.to_owned(), level: Level::Good, says: says.into(), remedy: String::new() }
     }
 
-    /// It is worth knowing, with what may be done.
+    /// Creates a finding that deserves attention, with a possible remedy.
     pub fn note(subject: &str, says: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { level: Level::Note, remedy: remedy.into(), ..Self::good(subject, says) }
     }
 
-    /// It is wrong, with what to do.
+    /// Creates a finding that the subject is wrong, with the remedy.
     pub fn wrong(subject: &str, says: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { level: Level::Wrong, ..Self::note(subject, says, remedy) }
     }
 }
 
-/// Whether anything is wrong.
+/// Returns whether any finding is wrong; the exit status depends on it.
 pub fn any_wrong(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.level == Level::Wrong)
 }
 
-/// For people: a line for each, below it what to do, and last the sum.
+/// Formats the findings for users: a line for each, with its remedy below, and a summary at the end.
 pub fn table(findings: &[Finding], colours: Colours) -> String {
     let width = findings.iter().map(|finding| finding.subject.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
@@ -92,7 +92,7 @@ pub fn table(findings: &[Finding], colours: Colours) -> String {
     text + &sum
 }
 
-/// For programs.
+/// Formats the findings as JSON.
 pub fn json(findings: &[Finding]) -> Value {
     let one = |finding: &Finding| {
         json!({

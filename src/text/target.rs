@@ -1,42 +1,42 @@
-//! What can be reached through a guest, as its settings and command lines write it: `22`, `127.0.0.1:5432`, `[::1]:80`,
-//! `unix:/run/app.sock`.
+//! Targets that can be reached through a guest, as settings and command lines write them: `22`, `127.0.0.1:5432`,
+//! `[::1]:80`, `unix:/run/app.sock`.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-/// Bytes of the path of a socket: the kernel has no room for more.
+/// Maximum length of a socket's path in bytes: the kernel has no room for more.
 const MAX_PATH: usize = 107;
-/// What the paths of sockets begin with.
+/// Prefix of the paths of sockets.
 const UNIX: &str = "unix:";
-/// The name of the guest itself.
+/// Name for the guest itself.
 const LOCALHOST: &str = "localhost";
 
-/// A target.
+/// Address that can be reached through a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Target {
     /// A port of the guest itself, at 127.0.0.1 or `::1`.
     Port(u16),
-    /// A port of this address.
+    /// A port at this address.
     Address(SocketAddr),
-    /// A unix socket.
+    /// A unix socket in the guest, by its absolute path.
     Path(PathBuf),
 }
 
-/// Why something is no target.
+/// Reason why a text is not a target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoTarget {
-    /// It is nothing of the kind.
+    /// The text is in none of the forms of a target.
     #[error("{0:?} is not a target; write a port, ADDRESS:PORT with an IP address, or unix:/PATH")]
     Unknown(String),
-    /// It has a host name.
+    /// The text has a host name, and these are not resolved.
     #[error("{0:?}: host names are not resolved; write an IP address, or localhost")]
     Name(String),
-    /// Nothing listens at port 0.
+    /// The port is 0 or greater than 65535.
     #[error("{0:?}: a port is 1 to 65535")]
     Port(String),
-    /// An address that stands for all of them.
+    /// The address is the unspecified one, which stands for all addresses.
     #[error("{0:?}: this is the unspecified address; write localhost or a specific address")]
     Unspecified(String),
     /// The path of a socket is not absolute, names a directory, is too long, or has "..".
@@ -81,7 +81,7 @@ impl FromStr for Target {
 }
 
 impl fmt::Display for Target {
-    /// As it is written.
+    /// Formats the target in the form in which it is written.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Port(port) => write!(formatter, "{port}"),
@@ -92,7 +92,8 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Whether a connection with `other` is one with this: a port of the guest itself is one of 127.0.0.1 and `::1`, too.
+    /// Returns whether a connection to `other` is also one to this target: a port of the guest itself covers the same
+    /// port at 127.0.0.1 and `::1`.
     pub fn covers(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Port(port), Self::Address(address)) => {
@@ -102,7 +103,7 @@ impl Target {
         }
     }
 
-    /// Each single place that it stands for, in the order in which they are tried.
+    /// Returns the addresses that the target stands for, in the order in which they are tried.
     pub fn places(&self) -> Vec<Self> {
         match self {
             Self::Port(port) => {
@@ -113,11 +114,11 @@ impl Target {
     }
 }
 
-/// The addresses of the guest itself.
+/// Loopback addresses, which stand for the guest itself.
 const LOOPBACK: [IpAddr; 2] =
     [IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)];
 
-/// Words for a message, of a bounded length.
+/// Limits the length of a text, for messages.
 fn shown(text: &str) -> String {
     text.chars().take(MAX_PATH * 2).collect()
 }
@@ -138,7 +139,7 @@ fn socket(path: &str) -> Option<Target> {
         && !path.ends_with('/')
         && !path.ends_with("/.")
         && !plain.components().any(|part| matches!(part, Component::ParentDir));
-    // As components, so that one path is written in one way.
+    // Collected from components, so that each path has one spelling only.
     is_fit.then(|| Target::Path(plain.components().collect()))
 }
 

@@ -1,24 +1,24 @@
-//! What of a certificate (RFC 5280) says whose it is and when it is good. Pure.
+//! Subject and validity period of a certificate (RFC 5280). Pure.
 //!
-//! Whether it is genuine is the API server's question; this only reads the kubelet's own.
+//! The API server decides whether the certificate is genuine; this only reads the kubelet's own.
 
 use x509_parser::certificate::X509CertificateParser;
 use x509_parser::nom::Parser as _;
 
-/// Whose it is, and when it is good.
+/// Subject and validity period of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
-    /// The common name of the subject.
+    /// Common name of the subject.
     pub common_name: String,
-    /// Seconds since 1970.
+    /// Start of the validity, in seconds since 1970.
     pub not_before: i64,
-    /// Seconds since 1970.
+    /// End of the validity, in seconds since 1970.
     pub not_after: i64,
 }
 
-/// Reads a certificate in DER; none if it is none, or has no common name.
+/// Parses a certificate in DER; none if it is malformed, or has no common name.
 pub fn parse(der: &[u8]) -> Option<Certificate> {
-    // No extension counts here, and the parser has code for some twenty kinds of them.
+    // Extensions are not needed, and the parser has code for some twenty kinds of them.
     let (_, certificate) = X509CertificateParser::new().with_deep_parse_extensions(false).parse(der).ok()?;
     let common_name = certificate.subject().iter_common_name().next()?.as_str().ok()?.to_owned();
     let validity = certificate.validity();

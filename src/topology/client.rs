@@ -1,6 +1,6 @@
-//! kube's client over connections of our own: one for each request, TLS with kubelet's certificate, and a bound on what
-//! an API server may send before a line ends. A request's connection ends with its answer, so between requests only that
-//! of a watch is in memory.
+//! kube's client over this module's own connections: one for each request, TLS with kubelet's certificate, and a
+//! limit on the length of a line from the API server. A connection ends with its answer, so that between requests
+//! only that of a watch is in memory.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,20 +15,20 @@ use tokio_rustls::TlsConnector;
 
 use crate::topology::credential::{Credential, Server};
 
-/// How long it may take until an answer begins.
+/// Timeout until an answer begins.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// Bytes of one line: an object, a list, or an event of a watch.
+/// Maximum length of a line in bytes: a line is an object, a list, or an event of a watch.
 const MAX_LINE: usize = 2 << 20;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// kube's client with this credential.
+/// Creates kube's client with this credential.
 pub fn client(credential: &Credential) -> kube::Client {
     let tls = TlsConnector::from(credential.tls.clone());
     kube::Client::new(Service { tls, server: credential.server.clone() }, "default")
 }
 
-/// Answers each request on a connection of its own.
+/// Service that makes each request on a connection of its own.
 #[derive(Clone)]
 struct Service {
     tls: TlsConnector,
@@ -75,7 +75,7 @@ impl Service {
             answer = &mut asking => answer?,
             ended = &mut connection => {
                 ended?;
-                // What came before the end is still to be read.
+                // The answer may have arrived before the connection ended.
                 asking.await?
             }
         };
@@ -85,11 +85,11 @@ impl Service {
 
 type Connection = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 
-/// The body of an answer, and the connection that it comes on, which ends with it.
+/// Body of an answer, with its connection, which ends with it.
 struct Answer {
     body: Incoming,
     connection: Option<Connection>,
-    /// Bytes since the last line's end.
+    /// Bytes since the last end of a line.
     line: usize,
 }
 
@@ -105,7 +105,7 @@ impl HttpBody for Answer {
         if let Some(connection) = &mut this.connection
             && connection.as_mut().poll(context).is_ready()
         {
-            // The body knows what came of it.
+            // An error of the connection is reported by the body.
             this.connection = None;
         }
         let frame = std::task::ready!(Pin::new(&mut this.body).poll_frame(context));

@@ -1,7 +1,7 @@
-//! kubelet's credential: where it lies, and what it says.
+//! Credential of kubelet: finding and loading it.
 //!
-//! Only a certificate with its key is taken. What a kubeconfig may name beside (programs, tokens) is not: nothing is run
-//! that was found in a file, and a kubelet that has joined has a certificate.
+//! Only a certificate with its key is accepted. Programs and tokens, which a kubeconfig may name as well, are not:
+//! a program that is named in a file must not be run, and a kubelet that has joined has a certificate.
 
 use std::fmt::Write as _;
 use std::io;
@@ -18,42 +18,42 @@ use crate::sys::root::Root;
 use crate::topology::kubeconfig::{Chosen, Cluster};
 use crate::topology::{certificate, kubeconfig};
 
-/// Where kubelet's kubeconfig is: kubeadm's, RKE2's, k3s's.
+/// Usual paths of kubelet's kubeconfig: those of kubeadm, RKE2 and k3s.
 pub const PLACES: [&str; 3] = [
     "/etc/kubernetes/kubelet.conf",
     "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
     "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
 ];
-/// What comes before a Node's name in the name of its kubelet.
+/// Prefix of a kubelet's user name, before the name of its Node.
 const PREFIX: &str = "system:node:";
-/// Longest name of a Node, in bytes.
+/// Maximum length of a Node's name, in bytes.
 const MAX_NAME: usize = 253;
-/// Largest file that is read, in bytes.
+/// Maximum size of a file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// A credential that can be used.
+/// Credential that was loaded completely.
 #[derive(Debug, Clone)]
 pub struct Credential {
-    /// The API server.
+    /// API server that the kubeconfig names.
     pub server: Server,
-    /// The Node that it is of.
+    /// Node that it belongs to.
     pub node: String,
-    /// For connections to the server.
+    /// TLS configuration for connections to the server.
     pub tls: Arc<ClientConfig>,
-    /// Why it is of no use now, though it is well made: its time.
+    /// Reason why the certificate is not valid at this time, although it is well-formed.
     pub untimely: Option<String>,
-    /// All that it was made of: another one is another credential.
+    /// Contents of all files that it was made from; if they differ, it is a different credential.
     bytes: Arc<[Vec<u8>]>,
 }
 
-/// Where an API server is.
+/// Address and name of an API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// A name or an address, without brackets.
+    /// Host name or address, without brackets.
     pub host: String,
-    /// The port.
+    /// TCP port.
     pub port: u16,
-    /// The name that its certificate has to have.
+    /// Name that its certificate has to have.
     pub name: ServerName<'static>,
 }
 
@@ -63,16 +63,16 @@ impl PartialEq for Credential {
     }
 }
 
-/// What was found.
+/// Result of the search for a credential.
 #[derive(Debug)]
 pub struct Found {
-    /// Absent where there is no kubeconfig; else why it cannot be used, in words.
+    /// Credential, or the reason why it cannot be used; absent if no kubeconfig exists.
     pub credential: Option<Result<Credential, String>>,
-    /// The files that it depends on, there or not.
+    /// Files that the result depends on, whether they exist or not.
     pub files: Vec<PathBuf>,
 }
 
-/// Looks at `configured`, or else at the usual places. Blocks.
+/// Searches for the credential: in `configured`, or else at the usual places. Blocks.
 pub fn find(root: &Root, configured: Option<&Path>) -> Found {
     let places = match configured {
         Some(file) => vec![file.to_owned()],
@@ -87,7 +87,7 @@ pub fn find(root: &Root, configured: Option<&Path>) -> Found {
     Found { credential, files }
 }
 
-/// A file that may be missing.
+/// Reads a file that may be missing.
 fn small(path: &Path) -> io::Result<Option<Vec<u8>>> {
     files::read_at_most(path, MAX_FILE)
 }
@@ -157,7 +157,7 @@ fn server(cluster: &Cluster) -> Result<Server, String> {
     Ok(Server { port: uri.port_u16().unwrap_or(443), host, name })
 }
 
-/// The name of the Node whose kubelet is called so.
+/// Returns the name of the Node from the common name of its kubelet.
 fn node(common_name: &str) -> Result<String, String> {
     let inside = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     match common_name.strip_prefix(PREFIX) {
@@ -184,7 +184,7 @@ fn tls(
         roots.add(root).map_err(|error| format!("the certificate authority: {error}"))?;
     }
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("the client key: {error}"))?;
-    // Said explicitly, so that no default of the process is needed, or can be another one.
+    // Explicit, so that it does not depend on a default of the process.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -193,7 +193,7 @@ fn tls(
         .with_root_certificates(roots)
         .with_client_auth_cert(certificates, key)
         .map_err(|error| format!("the client certificate and its key: {error}"))?;
-    // Connections are few: nothing needs to be remembered of them.
+    // Connections are rare, so sessions are not cached.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(Arc::new(config))
 }

@@ -1,22 +1,22 @@
-//! Why a session with the API server ended, in words of our own.
+//! Reasons why a session with the API server ended.
 
 use kube::core::Status;
 
 use crate::sys::error_chain;
 
-/// Why.
+/// Reason why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum End {
-    /// The server says no.
+    /// The server refused a request.
     #[error("the API server refuses: {} ({})", .0.message, .0.code)]
     Refused(Box<Status>),
-    /// The server cannot be reached, or says what makes no sense.
+    /// The server cannot be reached, or its answer is malformed.
     #[error("the API server: {0}")]
     Failed(String),
-    /// It took too long.
+    /// The answer did not arrive in time.
     #[error("the API server does not answer")]
     Silent,
-    /// Others changed the Node again and again.
+    /// Other clients changed the Node again and again.
     #[error("other clients keep changing the Node at the same time")]
     Crowded,
 }
@@ -36,14 +36,14 @@ impl From<kube::Error> for End {
             Error::BuildRequest(source) => failed(&source),
             Error::FromUtf8(source) => failed(&source),
             Error::LinesCodecMaxLineLengthExceeded => Self::Failed("a line is too long".to_owned()),
-            // Of parts of kube that are not used here.
+            // Errors of parts of kube that are not used here.
             _ => Self::Failed("the Kubernetes client failed".to_owned()),
         }
     }
 }
 
 impl End {
-    /// What the server refused it with.
+    /// Returns the HTTP status code with which the server refused the request.
     pub(super) fn code(&self) -> Option<u16> {
         match self {
             Self::Refused(status) => Some(status.code),
@@ -51,7 +51,7 @@ impl End {
         }
     }
 
-    /// In words for people, bounded.
+    /// Describes the reason for users, in at most 300 characters.
     pub(super) fn words(&self) -> String {
         self.to_string().chars().filter(|c| !c.is_control()).take(300).collect()
     }

@@ -1,4 +1,4 @@
-//! Has done what [`plan`](super::plan) decides, for as long as there is a credential.
+//! Carries out what [`plan`](super::plan) decides, for as long as a credential exists.
 
 use std::convert::Infallible;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -26,41 +26,41 @@ use crate::guest::{Guest, identity};
 use crate::sys::blocking;
 use crate::sys::file_news::FileNews;
 
-/// Files are looked at when they have been left alone for this long.
+/// Time without changes after which files are read.
 const QUIET: Duration = Duration::from_millis(100);
-/// How long one request may take, but for a watch.
+/// Timeout of a request; a watch may last longer.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// How long a watch lasts, at least, and how much longer at most, in seconds.
+/// Minimum duration of a watch, and the random time that is added at most, in seconds.
 const WATCH: u32 = 300;
 const WATCH_SPREAD: u32 = 240;
-/// How long the server may take to end a watch after its time.
+/// Time that the server may take to end a watch after its duration.
 const OVERDUE: Duration = Duration::from_secs(30);
-/// When two watches ended sooner, one after the other, the next one is not begun at once.
+/// Minimum duration of a watch: after two shorter ones in a row, the next one is delayed.
 const SHORTEST_WATCH: Duration = Duration::from_secs(60);
-/// Waits after a failure.
+/// Delays after a failure: the first one, and the maximum.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// After the server refused to be asked so often, or at all.
+/// Delay after the server has refused access, or limited the rate of requests.
 const REFUSED_WAIT: Duration = Duration::from_secs(60);
-/// Tries of one change that others are in the way of.
+/// Number of attempts at a change that conflicts with those of other clients.
 const TRIES: u32 = 8;
 
-/// What the settings say.
+/// Settings for the labels of the Node.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// kubelet's kubeconfig, if it is at no usual place.
+    /// Path of kubelet's kubeconfig, if it is not at a usual place.
     pub kubeconfig: Option<PathBuf>,
-    /// What becomes of zone and region when the guest runs somewhere else.
+    /// Treatment of the zone and region labels when the guest runs somewhere else.
     pub zone_change: ZoneChange,
-    /// Change nothing.
+    /// True to change nothing and only report.
     pub report_only: bool,
-    /// Give the Node a provider id if it has none.
+    /// True to give the Node a provider ID if it has none.
     pub provider_id: bool,
-    /// kubelet is told by CSI on which host it is, and has made that a label.
+    /// True if kubelet gets the host through CSI, and so sets the host label itself.
     pub kubelet_knows_host: bool,
 }
 
-/// Works until `shutdown`.
+/// Maintains the labels of the Node until `shutdown`.
 ///
 /// # Errors
 /// If files cannot be watched.
@@ -73,7 +73,7 @@ pub async fn run(guest: Guest, settings: Settings, shutdown: CancellationToken) 
     }
 }
 
-/// What is wanted, as far as the host half and the files say it.
+/// Desired state: the topology from the host half, and the labels that kubelet has from guestlet's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Desire {
     known: Option<Arc<Known>>,
@@ -90,7 +90,7 @@ struct Engine {
     guest: Guest,
     settings: Settings,
     system_uuid: String,
-    /// Files changed, and the credential is the same.
+    /// Notified when files have changed while the credential stayed the same.
     again: Notify,
 }
 
@@ -134,13 +134,13 @@ impl Engine {
             tokio::select! {
                 () = sleep(wait) => {}
                 news = settled(&mut news) => { news?; failures = 0; }
-                // What is wanted now may be asked for at once.
+                // A new desired state may be requested at once.
                 () = changed(&mut desires, &session.seen), if end.code().is_none() => {}
             }
         }
     }
 
-    /// Looks for the credential, and follows its files from then on.
+    /// Searches for the credential, and watches its files from then on.
     async fn look(&self, news: &mut FileNews) -> Option<Result<Credential, String>> {
         let mut settled = false;
         loop {
@@ -151,14 +151,14 @@ impl Engine {
                 files.extend(self.guest.topology.identity_file());
             }
             news.follow(files);
-            // What changed before its folder was watched is seen by the second look.
+            // The second look sees changes that were made before the directory was watched.
             if std::mem::replace(&mut settled, true) {
                 return credential;
             }
         }
     }
 
-    /// Says what went wrong, and returns how long to wait.
+    /// Reports a failure, and returns the time to wait.
     fn failed(&self, session: &Session<'_>, end: &End, failures: &mut u32) -> Duration {
         let reason = match &session.credential.untimely {
             Some(untimely) => format!("{untimely}; {}", end.words()),
@@ -187,23 +187,23 @@ impl Engine {
     }
 }
 
-/// Between half and all of it, so that not all guests come at once.
+/// Returns a random time between half and all of `wait`, so that guests do not all connect at once.
 fn spread(wait: Duration) -> Duration {
     wait.mul_f64(0.5 + f64::from(random() >> 1) / f64::from(u32::MAX))
 }
 
 fn random() -> u32 {
-    // Every hasher begins with other keys.
+    // Every hasher starts with different random keys.
     u32::try_from(RandomState::new().build_hasher().finish() >> 32).unwrap_or_default()
 }
 
-/// Something else is wanted than what was seen last.
+/// Completes when the desired state differs from `seen`.
 async fn changed(desires: &mut watch::Receiver<Standing>, seen: &Desire) {
-    // The sender lives as long as the guest.
+    // Cannot fail, because the sender lives as long as the guest.
     drop(desires.wait_for(|standing| Desire::from(standing) != *seen).await);
 }
 
-/// Files changed, and have been left alone since.
+/// Completes when files have changed, and have not changed again for a while.
 async fn settled(news: &mut FileNews) -> std::io::Result<()> {
     news.changed().await?;
     while let Ok(changed) = timeout(QUIET, news.changed()).await {
@@ -212,17 +212,17 @@ async fn settled(news: &mut FileNews) -> std::io::Result<()> {
     Ok(())
 }
 
-/// One credential with its API server.
+/// Session with the API server of one credential.
 struct Session<'a> {
     engine: &'a Engine,
     credential: Credential,
     client: kube::Client,
     desires: watch::Receiver<Standing>,
-    /// What was wanted when it was decided last.
+    /// Desired state at the time of the last plan.
     seen: Desire,
-    /// As it was told last; absent if there is none.
+    /// Node as the server last reported it; absent if it does not exist.
     object: Option<Object>,
-    /// What the server would not take, so that it is not asked again and again.
+    /// Patch that the server refused, with the reason, so that it is not sent again and again.
     refused: Option<(Value, String)>,
 }
 
@@ -234,7 +234,7 @@ impl<'a> Session<'a> {
         Self { engine, credential, client, desires, seen, object: None, refused: None }
     }
 
-    /// Follows the Node until something fails.
+    /// Follows the Node until a request fails.
     async fn follow(&mut self, failures: &mut u32) -> Result<Infallible, End> {
         let mut short: u32 = 0;
         loop {
@@ -246,7 +246,7 @@ impl<'a> Session<'a> {
                 let begun = Instant::now();
                 let watched = self.watch(&mut version).await?;
                 short = if begun.elapsed() < SHORTEST_WATCH { short + 1 } else { 0 };
-                // One that ends early may be that of a server which is started again; of others each waits longer.
+                // The first early end may be due to a restart of the server. After further ones the delay grows.
                 if short > 1 {
                     let wait = Duration::from_secs(8 << (2 * (short - 2)).min(4));
                     self.rest(spread(wait)).await?;
@@ -258,7 +258,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Nothing is asked for a while, unless something else is wanted.
+    /// Pauses without requests, unless the desired state changes.
     async fn rest(&mut self, wait: Duration) -> Result<(), End> {
         let end = Instant::now() + wait;
         loop {
@@ -273,7 +273,7 @@ impl<'a> Session<'a> {
         format!("metadata.name={}", self.credential.node)
     }
 
-    /// Learns how the Node is; returns from where on to watch.
+    /// Reads the Node, and returns the version from which to watch.
     async fn list(&mut self) -> Result<String, End> {
         let list = ListParams::default().fields(&self.selector());
         let request = Request::new("/api/v1/nodes").list(&list).map_err(kube::Error::BuildRequest)?;
@@ -282,9 +282,9 @@ impl<'a> Session<'a> {
         Ok(metadata.resource_version)
     }
 
-    /// The answer to a request.
+    /// Makes a request and decodes the answer.
     async fn ask<T: DeserializeOwned>(&self, request: http::Request<Vec<u8>>) -> Result<T, End> {
-        // As text, because kube logs the whole of what it cannot read.
+        // Read as text, because kube logs the whole of an answer that it cannot decode.
         let text = timeout(DEADLINE, self.client.request_text(request)).await.map_err(|_| End::Silent)??;
         serde_json::from_str(&text).map_err(|error| End::Failed(error.to_string()))
     }
@@ -333,7 +333,7 @@ impl<'a> Session<'a> {
                     Some(object)
                 }
             };
-            // A server that tells of other Nodes is not believed.
+            // Reports about other Nodes are ignored: only this one was requested.
             if object.as_ref().is_none_or(|object| object.metadata.name == self.credential.node) {
                 self.object = object;
                 self.settle().await?;
@@ -341,7 +341,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Has done what is to be done, until nothing is left.
+    /// Plans and patches until nothing is left to do.
     async fn settle(&mut self) -> Result<(), End> {
         for attempt in 0..TRIES {
             let Some(object) = self.object.clone() else {
@@ -376,7 +376,7 @@ impl<'a> Session<'a> {
                     }
                 }
                 Err(end) => match end.code() {
-                    // Somebody else was faster: decide anew.
+                    // Another client was faster: read the Node and plan again.
                     Some(409) => {
                         sleep(spread(Duration::from_millis(25) * 2_u32.pow(attempt))).await;
                         self.list().await?;
@@ -420,7 +420,7 @@ impl<'a> Session<'a> {
         self.ask(request).await
     }
 
-    /// Tells the cluster. That it could not be told changes nothing.
+    /// Creates an event in the cluster. A failure is logged and has no other effect.
     async fn report(&self, object: &Object, event: &Event) {
         let now = SystemTime::now();
         let time = prost_types::Timestamp::from(now).to_string();
@@ -450,18 +450,18 @@ impl<'a> Session<'a> {
     }
 }
 
-/// A patch without the version that it is for.
+/// Returns a patch without the resource version that it applies to.
 fn body(patch: &Value) -> Value {
     let mut body = patch.clone();
     body["metadata"]["resourceVersion"] = Value::Null;
     body
 }
 
-/// How a watch ended.
+/// End of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Watched {
-    /// It can go on where it was.
+    /// A new watch can continue from its version.
     Ended,
-    /// The server does not know any more what was since.
+    /// The server no longer knows the changes since that version.
     Expired,
 }

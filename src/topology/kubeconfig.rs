@@ -1,48 +1,48 @@
-//! What of a kubeconfig a kubelet's credential is made of: <https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/>.
-//! All else in it is passed over.
+//! The parts of a kubeconfig that a kubelet's credential is made from:
+//! <https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/>. Everything else in it is ignored.
 
 use crate::topology::yaml::Yaml;
 
-/// A cluster, and who talks to it. It is not for logs.
+/// Cluster and user of the current context. It contains secrets and must not be logged.
 pub struct Chosen {
-    /// The one of the present context.
+    /// The cluster of the current context.
     pub cluster: Cluster,
-    /// The same.
+    /// The user of the current context.
     pub user: User,
 }
 
-/// An API server.
+/// Address of an API server, and how its certificate is verified.
 #[derive(Debug, Default)]
 pub struct Cluster {
-    /// Its address, as `https://host:port`.
+    /// URL of the API server, `https://host:port`.
     pub server: Option<String>,
-    /// The name that its certificate has, if not the address.
+    /// Name in the server's certificate, if it is not the address.
     pub tls_server_name: Option<String>,
-    /// Whoever answers is believed.
+    /// True if the server's certificate is not verified.
     pub insecure_skip_tls_verify: bool,
-    /// A file with the certificates by which the server's is judged.
+    /// File with the CA certificates that verify the server's.
     pub certificate_authority: Option<String>,
-    /// The same, in base64.
+    /// CA certificates themselves, in Base64.
     pub certificate_authority_data: Option<String>,
 }
 
-/// Who talks to it.
+/// Client certificate and key.
 #[allow(clippy::struct_field_names, reason = "as a kubeconfig has them")]
 pub struct User {
-    /// A file with the certificate.
+    /// File with the client certificate.
     pub client_certificate: Option<String>,
-    /// The same, in base64.
+    /// Client certificate itself, in Base64.
     pub client_certificate_data: Option<String>,
-    /// A file with its key.
+    /// File with the private key.
     pub client_key: Option<String>,
-    /// The same, in base64.
+    /// Private key itself, in Base64.
     pub client_key_data: Option<String>,
 }
 
-/// The cluster and the user of the present context.
+/// Returns the cluster and the user of the current context.
 ///
 /// # Errors
-/// If it is no kubeconfig, or they are not in it: in words, without what it says.
+/// A message for the user, without the contents, if the text is not a kubeconfig or lacks them.
 pub fn parse(text: &str) -> Result<Chosen, String> {
     let config = Yaml::parse(text).map_err(|error| error.to_string())?;
     choose(&config).ok_or_else(|| "it names no cluster or no user".to_owned())
@@ -62,7 +62,7 @@ fn choose(config: &Yaml) -> Option<Chosen> {
         cluster: Cluster {
             server: word(cluster, "server"),
             tls_server_name: word(cluster, "tls-server-name"),
-            // Only what is certainly off is: of anything else one cannot know.
+            // Only a value that is certainly false counts as false, to be on the safe side.
             insecure_skip_tls_verify: skip.is_some_and(|skip| !skip.eq_ignore_ascii_case("false")),
             certificate_authority: word(cluster, "certificate-authority"),
             certificate_authority_data: word(cluster, "certificate-authority-data"),

@@ -1,5 +1,5 @@
-//! The Node that this guest is in its cluster: its labels follow the guest's topology, with kubelet's own credential, and
-//! what the API server says of it is told to the host half.
+//! The Node that this guest is in its cluster. Its labels follow the guest's topology, using kubelet's own
+//! credential, and its state in the API server is reported to the host half.
 //!
 //! ```text
 //!  files of kubelet ──▶ credential ──▶ list ──▶ watch (of this Node only) ──▶ Object ─┐
@@ -7,9 +7,9 @@
 //!                          └─ rotated ──┴── error, backoff ──┘      guest's topology ─┘     └──▶ guest.topology.node
 //! ```
 //!
-//! Nothing of this is in memory before kubelet has a credential. What is to be done is decided by `plan`, a pure
-//! function of what is wanted and what is there, again with every change of either. While nothing changes there is one
-//! request in five minutes or more.
+//! Nothing of this is in memory before kubelet has a credential. `plan`, a pure function of the desired and the
+//! actual state, decides what to do, and runs again on every change of either. While nothing changes, a request is
+//! made every five minutes or less often.
 
 mod certificate;
 mod client;

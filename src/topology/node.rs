@@ -1,4 +1,4 @@
-//! A Node as far as this room reads it.
+//! Node object, with the fields that this room reads.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use serde::Deserialize;
 
 use crate::guest::topology::{Labels, Node};
 
-/// Most of each kind that is told to the host half.
+/// Maximum number of taints, and of addresses, that are reported to the host half.
 const MOST: usize = 64;
 
-/// The object of the API server.
+/// Node as the API server represents it.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -19,7 +19,7 @@ pub struct Object {
     pub status: Status,
 }
 
-/// Its `metadata`.
+/// The `metadata` of an object.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "camelCase")]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -31,7 +31,7 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Its `spec`.
+/// The `spec` of a Node.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -41,7 +41,7 @@ pub struct Spec {
     pub taints: Vec<Taint>,
 }
 
-/// A taint.
+/// Entry of `spec.taints`.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -51,7 +51,7 @@ pub struct Taint {
     pub effect: String,
 }
 
-/// Its `status`.
+/// The `status` of a Node.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "camelCase")]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -61,7 +61,7 @@ pub struct Status {
     pub node_info: NodeInfo,
 }
 
-/// A condition.
+/// Entry of `status.conditions`.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -72,7 +72,7 @@ pub struct Condition {
     pub message: String,
 }
 
-/// An address.
+/// Entry of `status.addresses`.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -82,7 +82,7 @@ pub struct Address {
     pub address: String,
 }
 
-/// What kubelet says of the machine.
+/// The `status.nodeInfo` that kubelet sets.
 #[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "camelCase")]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -92,7 +92,7 @@ pub struct NodeInfo {
     pub kubelet_version: String,
 }
 
-/// A list of Nodes.
+/// List of Nodes.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs, reason = "named as in Kubernetes' API")]
@@ -102,7 +102,7 @@ pub struct List {
 }
 
 impl Object {
-    /// What the host half is told of it.
+    /// Summarises the Node for the host half.
     pub fn told(&self, state: &'static str, reason: String) -> Node {
         let ready = self.status.conditions.iter().find(|condition| condition.kind == "Ready");
         let taint = |taint: &Taint| {

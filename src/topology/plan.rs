@@ -1,10 +1,12 @@
-//! What is to be done to a Node: from what it is to have and what it has to a patch. Pure.
+//! Decides what to change on a Node: compares the desired with the actual state and makes a patch. Pure.
 //!
-//! Labels of ours are remembered in an annotation. A label with the wanted value becomes ours, as kubelet may have set it
-//! from a file of ours; one with another value that is not ours is somebody else's and stays.
+//! An annotation lists the labels that guestlet owns. A label that already has the desired value becomes owned,
+//! because kubelet may have set it from a file that guestlet wrote. A label with a different value that is not
+//! owned belongs to another program and stays.
 //!
-//! The label of the host is kubelet's: it sets what CSI tells it, never changes it, and drops a driver that tells something
-//! else. So it is set right here when the guest runs on another host, whoever has the other labels.
+//! The host label belongs to kubelet: it sets the value that it gets through CSI, never changes it, and drops a
+//! driver that reports a different one. So the label is corrected here when the guest runs on a different host,
+//! whichever program owns the other labels.
 
 use std::collections::BTreeSet;
 
@@ -14,54 +16,54 @@ use crate::guest::topology::{Labels, Topology, ZoneChange};
 use crate::labels::{CLOUD_PROVIDER, HOST, OWNED_LABELS as OWNED, REGION, RUNS_IN, ZONE, check_value};
 use crate::topology::node::Object;
 
-/// A cloud provider has not initialised the Node yet.
+/// Taint of a Node that a cloud provider has not initialised yet.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
-/// Harvester's cloud provider has.
+/// Signs of a Node that Harvester's cloud provider has initialised.
 const HARVESTER: &str = "harvester://";
 const HARVESTER_ANNOTATIONS: &str = "cloudprovider.harvesterhci.io/";
 
-/// What a Node is to have.
+/// Desired state of a Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted<'a> {
-    /// Absent as long as it is not known.
+    /// Topology of the guest; absent while it is unknown.
     pub topology: Option<&'a Topology>,
-    /// Labels that kubelet has from our files.
+    /// Labels that kubelet has from guestlet's files.
     pub given: &'a [(String, String)],
-    /// What becomes of zone and region that were others.
+    /// Treatment of zone and region labels that have other values.
     pub zone_change: ZoneChange,
-    /// Change nothing.
+    /// True to change nothing and only report.
     pub report_only: bool,
-    /// For a Node that has none.
+    /// Provider ID for a Node that has none.
     pub provider_id: Option<&'a str>,
-    /// kubelet has made the host that it was told of a label.
+    /// True if kubelet gets the host through CSI, and so sets the host label itself.
     pub kubelet_knows_host: bool,
-    /// This machine's, in lower case; empty where there is none.
+    /// System UUID of this machine, in lower case; empty if it has none.
     pub system_uuid: &'a str,
 }
 
-/// What is to be done.
+/// Decision on what to change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// A merge patch; none if all is well.
+    /// Merge patch; none if nothing has to change.
     pub patch: Option<Value>,
-    /// How things are once that is done, in one word.
+    /// State of the labels after the patch, in one word.
     pub state: &'static str,
-    /// Why, in words.
+    /// Reason for the state, as text for users.
     pub reason: String,
-    /// What everybody is told in the cluster once it is done.
+    /// Event to create in the cluster after the patch.
     pub event: Option<Event>,
 }
 
-/// An event of the Node.
+/// Event to create about the Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// It needs attention.
+    /// True if the event needs attention.
     pub warning: bool,
-    /// In words.
+    /// Message of the event.
     pub message: String,
 }
 
-/// Decides.
+/// Decides what to change on the Node `actual` to reach the state `wanted`.
 pub fn plan(wanted: &Wanted<'_>, actual: &Object) -> Plan {
     let only = |state, reason: &str| Plan { state, reason: reason.to_owned(), ..Plan::default() };
     let found = actual.status.node_info.system_uuid.to_lowercase();
@@ -109,13 +111,13 @@ pub fn plan(wanted: &Wanted<'_>, actual: &Object) -> Plan {
     Plan { patch: Some(patch), state, reason, event }
 }
 
-/// What the label of the host is to be, if it is there and says something else.
+/// Returns the value for the host label, if the Node has the label with a different one.
 fn host_label<'a>(wanted: &Wanted<'_>, topology: &'a Topology, actual: &Object) -> Option<&'a str> {
     let host = Some(&topology.host).filter(|host| wanted.kubelet_knows_host && check_value(host).is_ok())?;
     actual.metadata.labels.get(HOST).filter(|present| *present != host).map(|_| host.as_str())
 }
 
-/// Who else says where the Node is.
+/// Returns the description of a cloud provider that sets the topology labels of the Node, if there is one.
 fn cloud_provider(actual: &Object) -> Option<&'static str> {
     if actual.spec.taints.iter().any(|taint| taint.key == UNINITIALIZED) {
         return Some("a cloud provider has not initialised this Node yet");
@@ -136,13 +138,13 @@ fn is_place(key: &str) -> bool {
 struct Changes {
     labels: Map<String, Value>,
     annotations: Map<String, Value>,
-    /// Ours from now on.
+    /// Labels that guestlet owns from now on.
     ours: BTreeSet<String>,
-    /// Of others, who said something else.
+    /// Labels of other programs that have a different value, as `key=value`.
     foreign: Vec<String>,
-    /// Zone and region that stay though they are others.
+    /// Zone and region labels that keep their old values, as `key=value`.
     kept: Vec<String>,
-    /// Zone and region that were others.
+    /// Zone and region labels whose values change, with both values.
     moved: Vec<String>,
 }
 
@@ -196,7 +198,7 @@ impl Changes {
         changes
     }
 
-    /// What is remembered, and said, on the Node.
+    /// Updates the annotations: the labels that guestlet owns, and where the Node runs.
     fn annotations(&mut self, topology: &Topology, actual: &Object) {
         let ours: Vec<_> = self.ours.iter().map(String::as_str).collect();
         let places = [("region", &topology.region), ("zone", &topology.zone), ("host", &topology.host)];
@@ -230,7 +232,7 @@ impl Changes {
             let message = format!("this node runs on {host} now: {}", self.moved.join(", "));
             return Some(Event { warning: false, message });
         }
-        // Once for each place: when the annotation says so for the first time.
+        // Once for each place: when the annotation gets it for the first time.
         let news = zone_change == ZoneChange::Report && self.annotations.contains_key(RUNS_IN);
         (news && !self.kept.is_empty()).then(|| Event {
             warning: true,
@@ -275,7 +277,7 @@ mod tests {
         object
     }
 
-    /// What the Node is after the plan, as the API server merges it.
+    /// Applies the plan to the Node, as the API server merges the patch.
     fn apply(object: &Object, plan: &Plan) -> Object {
         let mut after = object.clone();
         let Some(patch) = &plan.patch else { return after };
@@ -335,11 +337,11 @@ mod tests {
         assert_eq!(step.state, "reported");
         assert!(step.reason.contains("topology.kubernetes.io/zone=other"), "{}", step.reason);
 
-        // kubelet set it from a file of ours, and then the guest moved.
+        // kubelet had set the label from a file that guestlet wrote, and then the guest moved.
         let given = [(ZONE.to_owned(), "other".to_owned())];
         let moved = Wanted { given: &given, ..wanted(&here) };
         assert_eq!(apply(&theirs, &plan(&moved, &theirs)).metadata.labels[ZONE], "a");
-        // What has the wanted value is ours from then on.
+        // A label with the desired value is owned from then on.
         let same = object(&[(ZONE, "a")], &[]);
         let ours = apply(&same, &plan(&wanted(&here), &same));
         let elsewhere = topology("b");
@@ -394,7 +396,7 @@ mod tests {
             assert_eq!(after.metadata.labels[HOST], "h-b");
             assert_eq!(plan(&wanted, &after).patch, None);
         }
-        // kubelet has not set it yet.
+        // kubelet has not set the label yet.
         let joined = object(&[], &[]);
         assert!(!apply(&joined, &plan(&wanted, &joined)).metadata.labels.contains_key(HOST));
         for leave in

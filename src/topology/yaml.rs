@@ -1,54 +1,54 @@
-//! A YAML document as plain values, of which nothing is known beforehand: <https://yaml.org/spec/1.2.2/>.
+//! YAML documents as plain values, without a schema: <https://yaml.org/spec/1.2.2/>.
 //!
-//! The parser is a library's; what is built here of its events is all that a kubeconfig needs, and a tenth of the code
-//! that reading YAML into types brings into the program.
+//! The parser is a library's. The values built here from its events are all that a kubeconfig needs, with a tenth
+//! of the code that deserialising YAML into types would add to the program.
 
 use granit_parser::{Event, Options, Parser, ScalarStyle, ScanError};
 
-/// How nothing is written, without quotes.
+/// Plain scalars that stand for null, if they are not quoted.
 const NULL: [&str; 5] = ["", "~", "null", "Null", "NULL"];
 
-/// A value.
+/// Value in a YAML document.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Yaml {
-    /// Nothing, or `null`.
+    /// An empty value, or `null`.
     Null,
-    /// What is no list and no mapping, as it is written.
+    /// A scalar, as it is written.
     Text(String),
-    /// A list.
+    /// A sequence of values.
     List(Vec<Self>),
     /// A mapping, with its keys in the order in which they are written.
     Map(Vec<(String, Self)>),
 }
 
-/// Why something is not read.
+/// Reason why a document cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is no YAML.
+    /// The text is not valid YAML.
     #[error("{0}")]
     Wrong(#[from] ScanError),
-    /// An alias stands for a value that is given elsewhere.
+    /// The text has an alias, which refers to a value elsewhere.
     #[error("it has an alias for another value, which is not supported")]
     Alias,
-    /// There is no value, or there are several documents.
+    /// The text has no value, or several documents.
     #[error("it is empty, or has several documents")]
     Documents,
-    /// The key of a mapping is a list or a mapping.
+    /// A mapping has a list or a mapping as a key.
     #[error("a key in it is not a string")]
     Key,
 }
 
-/// What is not finished: a list or mapping, and the key whose value comes next.
+/// Unfinished list or mapping, with the key whose value comes next.
 struct Open {
     value: Yaml,
     key: Option<String>,
 }
 
 impl Yaml {
-    /// Reads one document. Its lists and mappings lie within one another at most 255 times.
+    /// Parses one document. Lists and mappings may be nested at most 255 levels deep.
     ///
     /// # Errors
-    /// If it is empty, or of several documents, or has aliases.
+    /// If the text is empty, has several documents or aliases, or is malformed.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut options = Options::default();
         options.set_emit_comments(false);
@@ -83,18 +83,18 @@ impl Yaml {
         whole.ok_or(Error::Documents)
     }
 
-    /// The value of a key; none if this is no mapping, or has no such key.
+    /// Returns the value of a key; none if this is not a mapping, or has no such key.
     pub fn get(&self, name: &str) -> Option<&Self> {
         let Self::Map(entries) = self else { return None };
         entries.iter().find_map(|(key, value)| (key == name).then_some(value))
     }
 
-    /// The text; none of a list or a mapping.
+    /// Returns the text of a scalar; none for a list or a mapping.
     pub fn text(&self) -> Option<&str> {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    /// What is in a list; nothing if this is none.
+    /// Returns the values of a list; empty if this is not a list.
     pub fn list(&self) -> &[Self] {
         if let Self::List(values) = self { values } else { &[] }
     }

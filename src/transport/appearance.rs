@@ -7,7 +7,7 @@ use nix::sys::inotify::AddWatchFlags;
 
 use crate::sys::inotify::Instance;
 
-/// Notices files that appear in the folder of a path, or in the nearest folder above it that exists.
+/// Watch for files that appear in the directory of a path, or in its nearest ancestor that exists.
 #[derive(Debug)]
 pub struct Watch(Instance);
 
@@ -21,10 +21,10 @@ impl Watch {
         Self(inotify)
     }
 
-    /// Something may have appeared, or changed its mode.
+    /// Waits until a file may have appeared, or changed its mode.
     ///
     /// # Errors
-    /// As inotify(7) gives them.
+    /// The errors of inotify(7).
     pub async fn changed(&self) -> io::Result<()> {
         self.0.events().await.map(drop)
     }

@@ -14,10 +14,11 @@ use crate::transport::{http2, unix};
 
 /// Clients of one socket at a time. kubelet dials for each call; further clients wait.
 const MOST: usize = 64;
-/// How long accepting rests after the system had no means for it.
+/// Pause before accepting again after the system ran out of resources for it.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Serves `service` to whoever comes, until it is dropped; clients that are there are served on, until `shutdown`.
+/// Serves `service` to all clients of the listener, until the future is dropped. Connections that are open are
+/// served until `shutdown`.
 pub async fn serve<S: http2::Service>(
     listener: &unix::Listener,
     service: S,
@@ -27,7 +28,7 @@ pub async fn serve<S: http2::Service>(
     let places = Arc::new(Semaphore::new(MOST));
     let refusals = Refusals::new(listener.path());
     loop {
-        // Never closed.
+        // The semaphore is never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok(stream) => {
@@ -49,8 +50,8 @@ pub async fn serve<S: http2::Service>(
     }
 }
 
-/// Why clients of a socket were refused before any service heard of their calls: each reason is logged once, since who
-/// is refused dials again and again.
+/// Reasons why clients of a socket were refused before any service received a call. Each reason is logged
+/// once, because a refused client connects again and again.
 #[derive(Clone)]
 struct Refusals {
     path: Arc<Path>,

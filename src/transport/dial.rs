@@ -26,16 +26,16 @@ use crate::sys::descriptor::watch_writable;
 use crate::transport::BoxStream;
 use crate::wire::hybrid;
 
-/// The greatest port that only root may bind, on vsock as on TCP. Agents answer nobody above it.
+/// Greatest port that only root may bind, on vsock as on TCP. Agents do not answer peers with a higher one.
 const LAST_PRIVILEGED_PORT: u32 = 1023;
 
-/// That of an agent: this host may be a guest itself, whose own agent's socket unit needs it.
+/// Port of the agent. This host may itself be a guest, and the socket unit of its own agent needs the port.
 const AGENT_PORT: u32 = 970;
 
-/// Where an agent is.
+/// Address of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// `AF_VSOCK`.
+    /// Vsock address (`AF_VSOCK`).
     Vsock {
         /// Context identifier of the guest.
         cid: u32,
@@ -44,14 +44,14 @@ pub enum Target {
     },
     /// Hybrid vsock: a unix socket that takes `CONNECT <port>`.
     Hybrid {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
         /// Port of the agent.
         port: u32,
     },
     /// A unix socket that leads straight to an agent.
     Unix {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
     },
 }
@@ -80,13 +80,13 @@ impl Dial for Target {
     }
 }
 
-/// Why there is no stream to an agent.
+/// Reason why there is no stream to an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no such socket file.
+    /// Missing socket file.
     #[error("there is no socket {0}")]
     Missing(PathBuf),
-    /// The socket file is there, and nobody serves it.
+    /// Socket file that no process listens on.
     #[error("no process listens on the socket {0}")]
     Refused(PathBuf),
     /// The hypervisor closed the stream instead of answering CONNECT, or the guest refused.
@@ -104,31 +104,31 @@ pub enum Error {
     /// The answer to CONNECT makes no sense.
     #[error("the hypervisor's vsock socket does not speak hybrid vsock")]
     Hybrid(#[from] hybrid::AnswerError),
-    /// The deadline passed.
+    /// Deadline that passed.
     #[error("no answer within {} s", .0.as_secs_f32())]
     Timeout(Duration),
-    /// What leads to the agent is not there, and may come; in the words of whoever dials.
+    /// Endpoint that does not exist yet and may appear; in the words of the dialler.
     #[error("{0}")]
     NotYet(String),
-    /// The VM as it is has nothing that leads to an agent; in the words of whoever dials.
+    /// VM whose configuration has no channel to an agent; in the words of the dialler.
     #[error("{why}")]
     NoWay {
-        /// What it lacks.
+        /// Device or setting that is missing.
         why: String,
-        /// What to do about it.
+        /// Action that would fix it.
         remedy: String,
-        /// It is as the VM's owner has asked for, and nothing is wrong.
+        /// True if the owner of the VM has chosen this, so that it is not a fault.
         is_meant: bool,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot be reached")]
     Io(#[from] io::Error),
 }
 
-/// Which port a stream comes from, on `AF_VSOCK`.
+/// Port that an `AF_VSOCK` stream originates from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// One below 1024, by which an agent without keys knows that the kernel has let somebody with privileges dial. There are
+    /// Port below 1024, which shows an agent without keys that the dialling process was privileged. There are
     /// 1022.
     Privileged,
     /// Any: an agent with keys knows its host half by its key, and one without says that it has none.
@@ -144,7 +144,8 @@ pub trait Dial: Any + fmt::Debug + fmt::Display + Send + Sync {
     /// [`within`].
     fn dial(&self, source: Source) -> Dialing<'_>;
 
-    /// Whether the other one reaches the same in the same way, so that what came about through it may stay.
+    /// Returns whether the other dialler reaches the same endpoint in the same way, so that a session made through
+    /// it can stay.
     fn is_same(&self, other: &dyn Dial) -> bool;
 }
 

@@ -1,4 +1,5 @@
-//! HTTP/1 over a stream, for whoever asks how a program is: Prometheus, and probes of kubelet; and to ask others how they are.
+//! HTTP/1 over a stream, for clients that check the state of a program (Prometheus, and probes of kubelet),
+//! and for requests of the same kind to other programs.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -14,15 +15,15 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 
 use super::Stream;
 
-/// How long a client may take for the head of a request.
+/// Timeout for the headers of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a request's head.
 const BUFFER: usize = 8 * 1024;
 
-/// Answers the requests of one client, until it has no more.
+/// Serves the requests of one client, until it closes the connection.
 ///
 /// # Errors
-/// If the connection breaks, or what comes is no HTTP.
+/// If the connection breaks, or the client does not send HTTP.
 pub async fn serve<A>(
     stream: impl Stream,
     answer: impl Fn(Request<Incoming>) -> A + Send,
@@ -42,41 +43,41 @@ where
         .await
 }
 
-/// What is asked for, once.
+/// Single GET request.
 #[derive(Debug, Clone, Copy)]
 pub struct Fetch<'f> {
-    /// Where it is.
+    /// Path of the resource.
     pub path: &'f str,
-    /// Which media types are taken.
+    /// Accepted media types.
     pub accept: &'static str,
     /// Most bytes of the answer.
     pub max_bytes: usize,
 }
 
-/// Why there is no answer.
+/// Reason why there is no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum NoAnswer {
     /// The connection broke, or what came is no HTTP.
     #[error("it does not speak HTTP: {0}")]
     Broken(#[from] hyper::Error),
-    /// Nothing that can be asked for.
+    /// Invalid path.
     #[error("the path cannot be requested: {0}")]
     Path(#[from] http::Error),
-    /// It is no good one.
+    /// Status other than success.
     #[error("it answers {0}")]
     Status(StatusCode),
-    /// It is compressed, which nobody has asked for: what that comes to is not bounded.
+    /// Compressed answer, which was not requested: its size after decompression is unbounded.
     #[error("its answer is compressed, which was not requested")]
     Compressed,
-    /// It has more bytes than it may.
+    /// Answer that exceeds the limit in bytes.
     #[error("its answer has more than {0} bytes")]
     TooLarge(usize),
 }
 
-/// Asks for something on a connection that is for this alone, and reads the answer.
+/// Sends a request on a connection that is used for it alone, and returns the body of the answer.
 ///
 /// # Errors
-/// If there is none, or not such a one.
+/// If there is no answer, or it is not acceptable.
 pub async fn get(stream: impl Stream, fetch: Fetch<'_>) -> Result<Vec<u8>, NoAnswer> {
     let request = Request::get(fetch.path)
         .header(header::HOST, "localhost")
@@ -105,7 +106,8 @@ pub async fn get(stream: impl Stream, fetch: Fetch<'_>) -> Result<Vec<u8>, NoAns
         }
         Ok(bytes)
     };
-    // It may end before its answer was read, which then has everything; if it breaks, so does the exchange.
+    // The connection may end before its answer is read, which is then complete. If the connection breaks, the
+    // exchange fails as well.
     let driven = async {
         let _ = connection.await;
         std::future::pending().await

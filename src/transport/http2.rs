@@ -1,9 +1,8 @@
-//! HTTP/2, the carrier of gRPC, over exactly one stream that the caller owns.
+//! HTTP/2, the transport of gRPC, over exactly one stream that the caller owns.
 //!
-//! tonic's own server and channel keep connections alive on tasks of their own. Here a connection is one
-//! value: whoever drops the future of [`serve`] or the [`Connection`] closes the stream at once, with every
-//! call that was running on it. That is what a session with a guest needs: once it has ended, nothing is
-//! served any more.
+//! The server and channel of tonic keep connections alive on their own tasks. Here a connection is one value:
+//! dropping the future of [`serve`] or the [`Connection`] closes the stream at once, and ends every call that
+//! was running on it. A session with a guest needs this: once it has ended, nothing is served any longer.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -55,9 +54,9 @@ const MAX_PENDING_RESETS: usize = 32;
 /// Frames for calls that were refused or have ended; beyond it the connection is closed. Clients of gRPC make up to 100 calls before they
 /// know how many may be open, with some frames each.
 const MAX_LATE_FRAMES: usize = 512;
-/// How long a peer may take to its first call; one that says nothing is closed.
+/// Time that a peer may take until its first call; a connection that stays idle is closed.
 const FIRST_CALL: Duration = Duration::from_secs(10);
-/// How long a connection may finish its calls after the shutdown began.
+/// Time that a connection may take to finish its calls after the shutdown began.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Origin of requests on a stream: the stream itself says who is at its other end, so any will do.
@@ -84,7 +83,7 @@ impl<S, B> Service<B> for S where
 {
 }
 
-/// Whether `/service/method` is of the service called `name`.
+/// Returns whether the path `/service/method` belongs to the service called `name`.
 pub fn is_of(path: &str, name: &str) -> bool {
     path.strip_prefix('/').and_then(|path| path.strip_prefix(name)).is_some_and(|rest| rest.starts_with('/'))
 }
@@ -124,7 +123,7 @@ where
     }
 }
 
-/// What one connection may cost who serves it.
+/// Limits on the resources that one connection may use on the serving side.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// Calls that may be open at a time; a further one waits or is refused by HTTP/2.
@@ -201,7 +200,7 @@ where
         .max_send_buf_size(bounds.send_buffer)
         .max_frame_size(WIDE_FRAME.min(bounds.stream_window))
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-    // Boxed, because the future of whoever serves would have room for several of it.
+    // Boxed, because otherwise the caller's future would reserve room for several copies of it.
     let mut connection = Box::pin(connection);
     tokio::select! {
         ended = &mut connection => return ended,

@@ -18,15 +18,15 @@ use crate::transport::vsock::{self, Guard};
 
 /// The device that the kernel shows when it has vsock.
 pub const DEVICE: &str = "/dev/vsock";
-/// How often a port is tried again that cannot be listened on although the kernel has vsock.
+/// Time between two attempts to listen on a port while that fails although the kernel has vsock.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// A port that is listened on as soon as the kernel has vsock.
+/// Listener on a port that is bound as soon as the kernel has vsock.
 #[derive(Debug)]
 pub struct Listener {
     port: u32,
     guard: Guard,
-    /// Where clients are awaited, in words.
+    /// Description of where clients are awaited.
     words: watch::Sender<String>,
     bound: OnceCell<vsock::Listener>,
 }
@@ -55,8 +55,8 @@ impl Listener {
     }
 }
 
-/// What `bind` gives once `device` is there. Before that it is not called: to ask for a vsock socket makes the kernel look
-/// for the module each time.
+/// Returns the result of `bind` once `device` exists. It is not called earlier, because each request for a
+/// vsock socket makes the kernel look for the module.
 async fn when_there<T>(device: &Path, bind: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let mut complained = false;
     loop {
@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// It listened on nothing until it was restarted.
+    /// Regression test: the agent did not listen until it was restarted.
     #[tokio::test(start_paused = true)]
     async fn the_port_is_taken_when_the_kernel_has_vsock_and_not_before() {
         let folder = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ mod tests {
             if tries.get() < 3 { Err(io::Error::from(io::ErrorKind::AddrInUse)) } else { Ok(tries.get()) }
         };
         let appearing = async {
-            // Something else appears first.
+            // An unrelated entry appears first.
             std::fs::create_dir(folder.path().join("other")).unwrap();
             tokio::task::yield_now().await;
             assert_eq!(tries.get(), 0);

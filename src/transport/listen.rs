@@ -11,9 +11,9 @@ use crate::transport::{BoxStream, later, unix, vsock};
 
 /// A peer that may say something.
 pub struct Incoming {
-    /// Its stream.
+    /// Stream of the client.
     pub stream: BoxStream,
-    /// Why it is let in only if it proves who it is.
+    /// Reason why the client is accepted only if it authenticates; absent if a plain connection is allowed.
     pub plain_refusal: Option<String>,
 }
 
@@ -27,16 +27,16 @@ impl Incoming {
     }
 }
 
-/// Where streams come from.
+/// Source of incoming streams.
 #[derive(Debug)]
 pub enum Listener {
-    /// A vsock port.
+    /// Listener on a vsock port.
     Vsock(vsock::Listener),
-    /// A unix socket.
+    /// Listener on a unix socket.
     Unix(unix::Listener),
     /// A vsock port, as soon as the kernel has vsock.
     Later(later::Listener),
-    /// Nowhere: nobody ever comes.
+    /// No source: no peer ever connects.
     Nothing,
 }
 
@@ -57,10 +57,11 @@ impl Listener {
         }
     }
 
-    /// The next peer: its name for the log, and what it came with or why it is not let in.
+    /// Waits for the next peer, and returns its name for the log, and its stream or the reason why it is not
+    /// accepted.
     ///
     /// # Errors
-    /// As accept(2) gives them.
+    /// The errors of accept(2).
     pub async fn accept(&self) -> io::Result<(String, Result<Incoming, String>)> {
         match self {
             Self::Vsock(listener) => from_vsock(listener).await,

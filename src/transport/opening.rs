@@ -1,16 +1,16 @@
-//! How a stream of messages begins: the first of them says what the call is about.
+//! Opening of a stream of messages: the first message describes the call.
 
 use std::time::Duration;
 
 use tonic::{Status, Streaming};
 
-/// How long the first message may take.
+/// Timeout for the first message.
 const SOON: Duration = Duration::from_secs(10);
 
-/// The first message of a call; nothing if that has none.
+/// Returns the first message of a call; `None` if the call has none.
 ///
 /// # Errors
-/// `DEADLINE_EXCEEDED` if it does not come soon; as the stream, if that breaks.
+/// `DEADLINE_EXCEEDED` if it does not arrive in time; the error of the stream, if that breaks.
 pub async fn first<T>(messages: &mut Streaming<T>) -> Result<Option<T>, Status> {
     let first = tokio::time::timeout(SOON, messages.message()).await;
     first.map_err(|_| Status::deadline_exceeded("nothing is asked for"))?

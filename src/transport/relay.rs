@@ -1,16 +1,18 @@
-//! A service of the host half for programs of the guest's cluster, such as `csi.v1.Controller` for the sidecars: every call goes to
-//! the host half, by what that has opened for the guest's calls, and its answer comes back as it is.
+//! Service of the host half that is offered to programs of the guest's cluster, such as `csi.v1.Controller` to
+//! the sidecars. Every call is passed to the host half, over the connection that it opened for the guest's
+//! calls, and the answer is returned unchanged.
 //!
 //! ```text
 //!  program ──unix socket──▶ Relay ──callback──▶ host half, which knows from the connection which guest asks
 //! ```
 //!
-//! The messages pass as bytes: what a later version of the service adds to them passes as well, and whether a call makes sense the
-//! host half says. Calls of other services are UNIMPLEMENTED.
+//! The messages are passed as bytes: fields that a later version of the service adds are passed as well, and
+//! the host half decides whether a call is valid. Calls of other services fail with UNIMPLEMENTED.
 //!
-//! Nothing waits for a host half that is not there: UNAVAILABLE, at once, with the reason; whoever calls tries again by
-//! itself. A call whose callback breaks is UNAVAILABLE as well: whether the host half has begun with it is unknown, and
-//! every call may be repeated. A program that hangs up ends its call here; what the host half has begun it finishes.
+//! No call waits for a host half that is not connected: it fails at once with UNAVAILABLE and the reason, and
+//! the caller retries. A call whose callback breaks fails with UNAVAILABLE as well: it is unknown whether the
+//! host half has begun it, and every call may be repeated. A program that disconnects ends its call here, but
+//! the host half completes what it has begun.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -30,15 +32,16 @@ use crate::transport::http2::is_of;
 
 /// Bytes of one request; the names and parameters of one volume, or what a Service wants, are far below it.
 const MAX_REQUEST: usize = 64 * 1024;
-/// How long the host half may take. Callers give up sooner, unless they are told not to.
+/// Timeout for the host half. Callers give up sooner, unless they are configured not to.
 const DEADLINE: Duration = Duration::from_secs(150);
-/// Calls that it is asked at a time: it takes as many by default. Further ones wait here, within the same deadline.
+/// Maximum number of concurrent calls to the host half, which is also its default limit. Further ones wait
+/// here, within the same deadline.
 const AT_ONCE: usize = 16;
 
-/// The way to the host half, or why there is none.
+/// Function that returns the caller for the host half, or the reason why there is none.
 pub type Way = Arc<dyn Fn() -> Result<Caller, String> + Send + Sync>;
 
-/// The service.
+/// Relayed service.
 #[derive(Clone)]
 pub struct Relay {
     service: &'static str,
@@ -47,7 +50,8 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// One for calls of this service, such as `csi.v1.Controller`, that asks for the way anew with each call.
+    /// Creates a relay for calls of this service, such as `csi.v1.Controller`, which looks up the way again for
+    /// each call.
     pub fn new(service: &'static str, way: Way) -> Self {
         Self { service, way, places: Arc::new(Semaphore::new(AT_ONCE)) }
     }
@@ -63,7 +67,7 @@ impl Relay {
         let caller = (self.way)()
             .map_err(|reason| Status::unavailable(format!("the host half cannot be asked: {reason}")))?;
         let answer = tokio::time::timeout(DEADLINE, async {
-            // Nobody closes it.
+            // The semaphore is never closed.
             let _place = self.places.acquire().await;
             caller.ask(head.uri.path(), message).await
         });

@@ -1,4 +1,4 @@
-//! Two services on one connection, told apart by the path of a call.
+//! Dispatch between two services on one connection, by the path of a call.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -1,4 +1,5 @@
-//! How many connections, or calls that last, each of those may have that have some at a time, so that none of them takes all places.
+//! Limits on the concurrent connections, or long-lived calls, of each client, so that no client takes all
+//! places.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,14 +20,14 @@ pub struct Seat<K: Ord> {
 }
 
 impl<K: Ord> Seats<K> {
-    /// So many for one, and for all together.
+    /// Creates limits for one client and for all clients together.
     pub fn new(of_one: u32, of_all: u32) -> Self {
         Self { of_one, of_all, taken: Arc::default() }
     }
 }
 
 impl<K: Ord + Clone> Seats<K> {
-    /// A place for one more connection of this one, if there is one.
+    /// Takes a place for one more connection of this client; `None` if all are taken.
     pub fn take(&self, who: K) -> Option<Seat<K>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.values().sum::<u32>() >= self.of_all {

@@ -25,11 +25,11 @@ use crate::sys::descriptor::watch_both;
 #[cfg(feature = "agent")]
 use crate::transport::appearance::Watch;
 
-/// How often a line that cannot be used for now is tried again.
+/// Time between two attempts to use a line that is unavailable.
 #[cfg(feature = "agent")]
 const RETRY: Duration = Duration::from_secs(5);
 
-/// An open line.
+/// Open serial line.
 #[derive(Debug)]
 pub struct Line(AsyncFd<OwnedFd>);
 
@@ -37,7 +37,7 @@ impl Line {
     /// Opens the line at `path`; see [`Line::of`].
     ///
     /// # Errors
-    /// As open(2) gives them; ENOTTY if it is no line.
+    /// The errors of open(2); ENOTTY if it is not a serial line.
     #[cfg(feature = "agent")]
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -55,7 +55,7 @@ impl Line {
         settings.control_flags |= ControlFlags::CLOCAL | ControlFlags::CREAD;
         settings.control_chars[SpecialCharacterIndices::VMIN as usize] = 1;
         settings.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
-        // What cfsetspeed(3) does, which cannot be linked statically: it has several versions.
+        // Does the same as cfsetspeed(3), which has several versions and cannot be linked statically.
         settings.control_flags.remove(ControlFlags::CBAUD);
         settings.control_flags |= ControlFlags::from_bits_retain(libc::B38400);
         tcflush(&file, FlushArg::TCIFLUSH)?;
@@ -80,7 +80,8 @@ impl Line {
             let news = said.replace(problem) != Some(problem);
             let wait = match problem {
                 Some(libc::ENOENT) => watch.changed().await,
-                // No hardware behind it, unplugged, hung up at the other end, or somebody else's.
+                // The line has no hardware behind it, was unplugged or hung up at the other end, or is in use by another
+                // process.
                 Some(libc::EIO | libc::ENXIO | libc::ENODEV | libc::EBUSY) => {
                     if news {
                         let seconds = RETRY.as_secs();

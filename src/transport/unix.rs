@@ -1,8 +1,8 @@
 //! Listeners on unix sockets.
 //!
-//! A listener that is gone leaves its file behind, and the next one has to remove it, but never the file of one that
-//! lives. So that two who start at the same moment do not remove each other's, whoever looks at a socket's file and
-//! replaces it holds a lock on its folder (flock(2)).
+//! A listener that has ended leaves its socket file behind. The next one has to remove that file, but never
+//! the file of a running listener. A process that checks a socket file and replaces it holds a lock on its
+//! directory (flock(2)), so that two processes that start at the same time do not remove each other's file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -22,29 +22,29 @@ use tokio::net::{UnixListener, UnixStream};
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
-/// How long somebody else may have the folder locked.
+/// Time to wait for another process to unlock the directory.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Between two tries to lock it.
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// Why a socket cannot be listened on.
+/// Reason why a socket cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another process listens there.
+    /// Socket that another process listens on.
     #[error("{0} is in use by another process")]
     InUse(PathBuf),
-    /// There is a file that is no socket; it is left alone.
+    /// File that is not a socket; it is left alone.
     #[error("{0} exists and is not a socket")]
     NoSocket(PathBuf),
-    /// Another process has the folder locked, and does not let it go.
+    /// Directory that another process keeps locked.
     #[error("the directory of {0} is locked by another process")]
     Locked(PathBuf),
-    /// The system's refusal.
+    /// Error of the operating system.
     #[error("cannot listen on {path}")]
     Io {
-        /// The socket's path.
+        /// Path of the socket.
         path: PathBuf,
-        /// The reason.
+        /// Cause of the failure.
         source: io::Error,
     },
 }
@@ -59,11 +59,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`, for root and the process's own user only. A socket that nobody listens on any
-    /// more is replaced.
+    /// Listens at `path`, for root and the user of this process only. A stale socket is replaced.
     ///
     /// # Errors
-    /// If somebody does, or the path is taken by something else, or cannot be used.
+    /// If another process listens there, or the path is occupied by another file, or cannot be used.
     pub fn bind(path: &Path) -> Result<Self, Error> {
         let io = |source| Error::Io { path: path.to_owned(), source };
         let lock = lock_folder(path)?;
@@ -92,10 +91,10 @@ impl Listener {
         Ok(Self { inner: UnixListener::from_std(listener)?, path, file: None })
     }
 
-    /// Lets everybody connect who can reach it, or root and the process's own user only.
+    /// Sets whether all users who can reach the socket may connect, or root and the user of this process only.
     ///
     /// # Errors
-    /// As chmod(2) gives them, or if the socket at its path is not this one.
+    /// The errors of chmod(2); also if the socket at its path is not this one.
     pub fn open_to_all(&self, open: bool) -> io::Result<()> {
         if !self.is_there() {
             return Err(io::Error::from(io::ErrorKind::NotFound));
@@ -104,32 +103,32 @@ impl Listener {
         std::fs::set_permissions(&self.path, std::fs::Permissions::from_mode(mode))
     }
 
-    /// Whether others than its owner may pass its directory.
+    /// Returns whether users other than its owner can traverse the socket's directory.
     pub fn is_in_reach(&self) -> bool {
         let folder = self.path.parent().and_then(|folder| std::fs::metadata(folder).ok());
         folder.is_some_and(|found| found.mode() & 0o001 != 0)
     }
 
-    /// Where it listens.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether those who look for it at its path find it.
+    /// Returns whether the socket's path still leads to this socket.
     pub fn is_there(&self) -> bool {
         let found = std::fs::symlink_metadata(&self.path).map(|found| (found.dev(), found.ino())).ok();
         self.file.is_none() || self.file == found
     }
 
-    /// The next client.
+    /// Waits for the next client.
     ///
     /// # Errors
-    /// As accept(2) gives them.
+    /// The errors of accept(2).
     pub async fn accept(&self) -> io::Result<UnixStream> {
         Ok(self.inner.accept().await?.0)
     }
 
-    /// The next client, for whoever listens at several sockets.
+    /// Polls for the next client, for callers that listen on several sockets.
     pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<UnixStream>> {
         self.inner.poll_accept(context).map_ok(|(stream, _)| stream)
     }
@@ -145,7 +144,7 @@ fn bound(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Keeps others that come here from looking at the files in the folder of `path`.
+/// Locks the directory of `path`, which excludes other listeners that check the socket files in it.
 fn lock_folder(path: &Path) -> Result<Flock<File>, Error> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let io = |source| Error::Io { path: path.to_owned(), source };
@@ -163,7 +162,8 @@ fn lock_folder(path: &Path) -> Result<Flock<File>, Error> {
     }
 }
 
-/// Whether somebody listens on the socket at `path`; one that does not accept in time counts.
+/// Returns whether a process listens on the socket at `path`. A process that does not accept in time counts as
+/// one.
 fn has_listener(path: &Path) -> io::Result<bool> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -175,7 +175,7 @@ fn has_listener(path: &Path) -> io::Result<bool> {
 }
 
 impl Drop for Listener {
-    /// Removes the file while the socket still listens, so that nobody takes it for one that was left behind.
+    /// Removes the file while the socket still listens, so that no other process takes it for a stale one.
     fn drop(&mut self) {
         let found = std::fs::symlink_metadata(&self.path).map(|found| (found.dev(), found.ino())).ok();
         if self.file.is_none() || self.file != found {

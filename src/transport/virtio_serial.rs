@@ -24,18 +24,19 @@ use tokio::time::{Instant, Sleep, sleep, timeout_at};
 use crate::sys::descriptor::watch_readable;
 use crate::transport::appearance::Watch;
 
-/// How often a port that somebody else has open is tried again.
+/// Time between two attempts to open a port that another process has open.
 const BUSY_RETRY: Duration = Duration::from_secs(5);
-/// How long a port may take to appear before anything is said of it: at boot udev may be about to make its name.
+/// Time that a port may take to appear before a message is logged: during boot udev may not have created its
+/// name yet.
 const SETTLE: Duration = Duration::from_secs(5);
-/// What is read to find out whether there is a host.
+/// Size of the read that checks whether a host is connected.
 const PROBE: usize = 4096;
 
-/// How long a port without a host may have one already: a host's first request and the news that it came are
-/// on different queues of the device, and the request may be first.
+/// Time to wait before a port counts as having no host. The first request of a host and the notification that
+/// it has connected are on different queues of the device, and the request may arrive first.
 const NEWS: Duration = Duration::from_secs(1);
 
-/// An open port.
+/// Open virtio-serial port.
 #[derive(Debug)]
 pub struct Port {
     file: File,
@@ -44,7 +45,7 @@ pub struct Port {
     changes: AsyncFd<OwnedFd>,
     /// Waiting for room to write.
     wants_room: bool,
-    /// What was read before the session began.
+    /// Data that was read before the session began.
     early: Vec<u8>,
     /// Until when news of a host are waited for.
     patience: Option<Pin<Box<Sleep>>>,
@@ -54,7 +55,7 @@ impl Port {
     /// Opens the port at `path`.
     ///
     /// # Errors
-    /// If there is none, it is in use (EBUSY), or it is nothing that can be polled.
+    /// If the port does not exist, is in use (EBUSY), or cannot be polled.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
@@ -131,7 +132,7 @@ impl Port {
         }
     }
 
-    /// Whether no host has the other end open.
+    /// Returns whether no host has the other end open.
     fn is_hung_up(&self) -> io::Result<bool> {
         let mut ports = [PollFd::new(self.file.as_fd(), PollFlags::POLLOUT)];
         poll(&mut ports, PollTimeout::ZERO)?;
@@ -157,7 +158,7 @@ impl Port {
     }
 }
 
-/// End of file means that the host went away; [`Port::attached`] waits for the next one.
+/// Reports end-of-file when the host disconnects; [`Port::attached`] waits for the next one.
 impl AsyncRead for &mut Port {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -186,7 +187,8 @@ impl AsyncRead for &mut Port {
     }
 }
 
-/// Writing to a port whose host went away is a broken pipe, after a moment in which the next one may come.
+/// Reports a broken pipe for a write to a port whose host has disconnected, after a short time in which the
+/// next one may connect.
 impl AsyncWrite for &mut Port {
     fn poll_write(
         mut self: Pin<&mut Self>,

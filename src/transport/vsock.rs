@@ -9,7 +9,7 @@ use tokio_vsock::{VMADDR_CID_ANY, VsockListener, VsockStream};
 /// The first source port that needs no privilege to take.
 const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
 
-/// Which peers are let in.
+/// Peers that may connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guard {
     /// The context identifier of the host.
@@ -21,7 +21,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Why the peer with this context identifier is not let in, whoever it is; `None` if it may be.
+    /// Returns why a peer with this context identifier is refused in any case; `None` if it may be accepted.
     pub fn refusal(self, cid: u32) -> Option<String> {
         if cid != self.peer_cid {
             return Some(format!("only connections from the context {} are accepted", self.peer_cid));
@@ -29,7 +29,7 @@ impl Guard {
         None
     }
 
-    /// Why a peer with this source port is not let in unless it proves who it is; `None` if it is.
+    /// Returns why a peer with this source port must authenticate; `None` if it need not.
     pub fn plain_refusal(self, port: u32) -> Option<String> {
         (port >= FIRST_UNPRIVILEGED_PORT && !self.any_port).then(|| {
             format!(
@@ -74,11 +74,11 @@ impl Listener {
         Self { inner: VsockListener::from(socket), guard }
     }
 
-    /// The next peer: its name for the log, and its stream or why it is not let in (it is closed then); with the stream, why it
-    /// is let in only if it proves who it is.
+    /// Waits for the next peer. Returns its name for the log, and its stream or the reason why it is refused (it
+    /// is closed then). The stream comes with the reason why the peer must authenticate, if it must.
     ///
     /// # Errors
-    /// As accept(2) gives them.
+    /// The errors of accept(2).
     pub async fn accept(&self) -> io::Result<(String, Result<(VsockStream, Option<String>), String>)> {
         let (stream, peer) = self.inner.accept().await?;
         let name = format!("vsock {}:{}", peer.cid(), peer.port());

@@ -26,7 +26,7 @@ pub const MAX_KEYS: usize = 64;
 /// Bytes of a line, without its end.
 pub const MAX_LINE: usize = 4096;
 
-/// What `role=` may name: the roles, and then the profiles that stand for several.
+/// Names that `role=` accepts: the roles, followed by the profiles, which stand for several roles.
 pub const ROLES: [&str; 17] = [
     "status",
     "metrics",
@@ -53,22 +53,23 @@ const MAX_REPEATED: usize = 24;
 /// A public key that a guest was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Anchor {
-    /// The key.
+    /// Public key of the host half or CA.
     pub public_key: PublicKey,
-    /// What people call the key.
+    /// Fingerprint of the key, for display.
     pub fingerprint: Fingerprint,
-    /// Whether it signs the certificates of host halves, and is not itself the key of one.
+    /// True if the key belongs to a CA that signs the certificates of host halves, false if it belongs to a host
+    /// half itself.
     pub is_ca: bool,
     /// The words after `role=`, in their order; each is one of [`ROLES`].
     pub roles: Vec<String>,
-    /// What people wrote behind `#`; empty if nothing.
+    /// Comment after `#`; empty if there is none.
     pub comment: String,
-    /// Where it stands.
+    /// Position of the line.
     pub origin: Origin,
 }
 
 impl Anchor {
-    /// Whether both lines say the same of a key; comments do not count, nor does the order of the roles.
+    /// Returns whether both lines grant the same to a key; comments and the order of roles are ignored.
     fn agrees_with(&self, other: &Self) -> bool {
         let same_roles =
             self.roles.len() == other.roles.len() && self.roles.iter().all(|role| other.roles.contains(role));
@@ -76,12 +77,12 @@ impl Anchor {
     }
 }
 
-/// Where a line stands; displayed as `place:line`.
+/// Position of a line; displayed as `place:line`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
     /// The text that it is part of: a path, or what the text is called.
     pub place: String,
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
 }
 
@@ -95,19 +96,19 @@ impl fmt::Display for Origin {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{origin}: {problem}")]
 pub struct Error {
-    /// Where.
+    /// Position of the line.
     pub origin: Origin,
-    /// What is wrong there.
+    /// Fault of the line.
     pub problem: Problem,
 }
 
-/// What is wrong with a line.
+/// Fault of a line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// It begins with something else than a key.
+    /// Line that does not begin with a key.
     #[error("{} is not a key; a line is `ed25519:<key> [ca] [role=NAME,…] [# comment]`", repeated(.0))]
     Prefix(String),
-    /// A PEM file.
+    /// Contents of a PEM file.
     #[error(
         "this is PEM; write one line in its place: `ed25519:` and, without the line breaks, the text between BEGIN and END"
     )]
@@ -122,10 +123,10 @@ pub enum Problem {
         "this is the fingerprint of a key; the key itself is needed, which `guestctl trust bootstrap` prints"
     )]
     Fingerprint,
-    /// What follows `ed25519:` is not Base64.
+    /// Invalid Base64 after `ed25519:`.
     #[error("the key is not Base64, or it is cut off; copy the whole line again")]
     Base64,
-    /// It is, but not of an Ed25519 public key.
+    /// Valid Base64 that is not an Ed25519 public key.
     #[error("{0}")]
     Key(NotAPublicKey),
     /// A PEM file of a private key.
@@ -137,13 +138,13 @@ pub enum Problem {
     /// The same word again.
     #[error("{0} is given twice")]
     Twice(&'static str),
-    /// `role=` with something that is none.
+    /// Unknown name after `role=`.
     #[error("unknown role {}; the roles are {}", repeated(.0), ROLES.join(", "))]
     Role(String),
     /// The same key stands in this text already.
     #[error("the key {fingerprint} is already in line {first}; remove one of them")]
     Duplicate {
-        /// The key.
+        /// Fingerprint of the key.
         fingerprint: Fingerprint,
         /// The line that has it, too.
         first: usize,
@@ -151,21 +152,21 @@ pub enum Problem {
     /// The same key stands elsewhere with other words.
     #[error("the key {fingerprint} is also in {other}, with different `ca` or `role=`; make them equal")]
     Disagreement {
-        /// The key.
+        /// Fingerprint of the key.
         fingerprint: Fingerprint,
-        /// Where it stands, too.
+        /// Position of the conflicting line.
         other: Origin,
     },
     /// A line that is too long to be one.
     #[error("the line has more than {MAX_LINE} bytes")]
     Long,
-    /// Something that no editor shows.
+    /// Control character, which editors do not show.
     #[error("the line has a control character (U+{0:04X}); remove it")]
     ControlCharacter(u32),
     /// More keys than a guest takes.
     #[error("there are more than {MAX_KEYS} keys; use a CA, whose key covers all keys that it signs")]
     TooMany,
-    /// Not one.
+    /// File without any key.
     #[error("it has no key; add one, or remove the file")]
     Empty,
 }
@@ -262,7 +263,7 @@ struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    /// Nothing if there is nothing to say in it.
+    /// Parses a line; `None` if it has only spaces or a comment.
     fn parse(content: &'a str) -> Result<Option<Self>, Problem> {
         if content.len() > MAX_LINE {
             return Err(Problem::Long);
@@ -304,7 +305,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// What stands before the first word that begins with `#`, and the comment.
+/// Splits a line at the first word that begins with `#` into its contents and the comment.
 fn without_comment(content: &str) -> (&str, &str) {
     let begins_word = |at: usize| content[..at].chars().next_back().is_none_or(char::is_whitespace);
     match content.match_indices('#').find(|(at, _)| begins_word(*at)) {
@@ -320,7 +321,7 @@ fn read_key(content: &str, word: &str) -> Result<PublicKey, Problem> {
     PublicKey::from_spki(&der).map_err(Problem::Key)
 }
 
-/// What a line begins with that has no key of ours.
+/// Describes a line that does not begin with a valid key.
 fn instead_of_a_key(content: &str, word: &str) -> Problem {
     let der = STANDARD.decode_to_vec(word).ok().map(|der| PublicKey::from_spki(&der));
     if content.contains("PRIVATE KEY") || matches!(der, Some(Err(NotAPublicKey::Private))) {

@@ -19,7 +19,7 @@ use crate::trust::key::{Key, PublicKey};
 const MAX_NAMES: usize = 16;
 const MAX_NAME: usize = 512;
 
-/// Which end of a session a certificate is for.
+/// End of a session that a certificate is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The host half, which is TLS's client.
@@ -28,10 +28,10 @@ pub enum End {
     Guest,
 }
 
-/// A certificate that only carries `key`: whoever takes it has pinned the key, and looks neither at its names nor at its dates.
+/// Makes a certificate that only carries `key`: the peer has pinned the key, and ignores names and dates.
 ///
 /// # Errors
-/// If the key cannot sign, which none of ours does.
+/// If the key cannot sign, which does not happen with the keys of this program.
 pub fn self_signed(key: &Key, end: End) -> Result<CertificateDer<'static>, rcgen::Error> {
     let pair = KeyPair::from_pkcs8_der_and_sign_algo(&key.pkcs8(), &PKCS_ED25519)?;
     let mut params = CertificateParams::default();
@@ -46,12 +46,12 @@ pub fn self_signed(key: &Key, end: End) -> Result<CertificateDer<'static>, rcgen
     Ok(params.self_signed(&pair)?.der().clone())
 }
 
-/// What of a certificate counts.
+/// Relevant contents of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certified {
-    /// Whose it is.
+    /// Public key of its owner.
     pub key: PublicKey,
-    /// Its URIs (`subjectAltName`).
+    /// URIs of its owner (`subjectAltName`).
     pub names: Vec<String>,
 }
 
@@ -64,18 +64,18 @@ fn parse(der: &[u8]) -> Option<X509Certificate<'_>> {
         .map(|(_, certificate)| certificate)
 }
 
-/// Reads a certificate. That it was signed by anybody, this does not say.
+/// Reads a certificate, without verifying its signature.
 ///
-/// `None` if it is none, or is about another kind of key.
+/// `None` if it is malformed, or contains another type of key.
 pub fn read(der: &CertificateDer<'_>) -> Option<Certified> {
     let certificate = parse(der)?;
     let key = PublicKey::from_spki(certificate.public_key().raw).ok()?;
     Some(Certified { key, names: names(&certificate) })
 }
 
-/// The URIs of a certificate, whatever its key is. That it was signed by anybody, this does not say.
+/// Returns the URIs of a certificate with any type of key, without verifying its signature.
 ///
-/// `None` if it is none.
+/// `None` if it is malformed.
 pub fn uris(der: &CertificateDer<'_>) -> Option<Vec<String>> {
     parse(der).map(|certificate| names(&certificate))
 }
@@ -99,12 +99,12 @@ fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
     names
 }
 
-/// When a certificate begins to be valid; `None` if it is none.
+/// Returns the time from which a certificate is valid; `None` if it is malformed.
 pub fn begins(der: &CertificateDer<'_>) -> Option<UnixTime> {
     time(parse(der)?.validity().not_before.timestamp())
 }
 
-/// Until when a certificate is valid; `None` if it is none.
+/// Returns the time until which a certificate is valid; `None` if it is malformed.
 pub fn ends(der: &CertificateDer<'_>) -> Option<UnixTime> {
     time(parse(der)?.validity().not_after.timestamp())
 }

@@ -22,7 +22,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Why a text is no token.
+/// Error for a text that is not a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is not a token, which has 32 hexadecimal digits; guestctl trust bootstrap --token prints one")]
 pub struct NotAToken;
@@ -54,17 +54,17 @@ impl Token {
         Some(Self(bytes))
     }
 
-    /// The digits, for whoever sets the guest up.
+    /// Returns the digits of the token, for the configuration of the guest.
     pub fn reveal(&self) -> String {
         format!("{:032x}", u128::from_be_bytes(self.0))
     }
 
-    /// What shows on the connection with this secret that its end has the token.
+    /// Returns the proof that this end of the connection has the token: an HMAC over the secret of the connection.
     pub fn proof(&self, binding: &[u8; BINDING]) -> Vec<u8> {
         hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0), binding).as_ref().to_vec()
     }
 
-    /// Whether `proof` shows that.
+    /// Returns whether `proof` is valid for this token and connection.
     pub fn is_proved(&self, binding: &[u8; BINDING], proof: &[u8]) -> bool {
         hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, &self.0), binding, proof).is_ok()
     }

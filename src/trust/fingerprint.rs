@@ -6,7 +6,7 @@ use std::str::FromStr;
 use base64_simd::STANDARD_NO_PAD;
 use ring::digest;
 
-/// What stands before the digest, as ssh-keygen(1) prints it.
+/// Prefix of the digest, as ssh-keygen(1) prints it.
 const PREFIX: &str = "SHA256:";
 
 /// The SHA-256 digest of a public key's `SubjectPublicKeyInfo` (RFC 5280) in DER, by which people and settings name the key:
@@ -35,7 +35,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Why a text names no key.
+/// Error for a text that is not a fingerprint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a fingerprint; write it as SHA256:… with 43 characters of Base64, as guestctl trust ls prints it"

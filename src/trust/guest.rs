@@ -29,46 +29,47 @@ use crate::trust::tls::server::Doorkeeper;
 use crate::trust::tls::{self, BINDING, BINDING_LABEL, FIRST_BYTE, PROTOCOL};
 use crate::trust::{Fingerprint, Peer};
 
-/// How long a peer may take to its first byte.
+/// Timeout for the first byte of a peer.
 const FIRST: Duration = Duration::from_secs(5);
 /// The fatal alert `no_application_protocol` (RFC 8446, 6): no keys, and so no guestlet/1.
 const NO_KEYS: [u8; 7] = [0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 120];
-/// How long a client may take to go after it was told, and how much of what it says is read till then.
+/// Time that a client may take to disconnect after it was refused, and the maximum number of bytes that are
+/// read from it meanwhile.
 const FAREWELL: Duration = Duration::from_secs(1);
 const MOST_IGNORED: u64 = 64 * 1024;
-/// How long a handshake may take.
+/// Timeout for a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// What a guest's clock is worth.
+/// Reliability of a guest's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clock {
-    /// It was set by something that knows: dates of certificates count.
+    /// Clock that was set from a time source: the dates of certificates are checked.
     Set(UnixTime),
-    /// It may be years off, as early in the boot: certificates are taken whatever their dates are.
+    /// Clock that may be years off, as early in the boot: the dates of certificates are ignored.
     Unset,
 }
 
 /// The keys of a guest that was given any.
 #[derive(Debug, Clone)]
 pub struct Keys {
-    /// Its own.
+    /// Private key of the guest.
     pub key: Arc<Key>,
-    /// Those of host halves and their CAs that may come in.
+    /// Keys of the host halves and CAs that are accepted.
     pub anchors: Arc<[Anchor]>,
-    /// Its clock.
+    /// Clock of the guest.
     pub clock: Clock,
     /// Peers without a key are let in, too: for the few roles that the settings leave them.
     pub plain: bool,
 }
 
-/// Where a guest stands.
+/// State of a guest's keys.
 #[derive(Debug, Clone)]
 pub enum Standing {
-    /// It was never given a key: whoever can open the channel is let in.
+    /// Guest that was never given a key: every peer that can open the channel is accepted.
     Plain,
-    /// It was.
+    /// Guest that was given keys.
     Keyed(Keys),
-    /// It was, and cannot use its own, for the reason given: nobody is let in.
+    /// Guest that was given keys, and whose own key cannot be used, for this reason: no peer is accepted.
     Unusable(String),
 }
 
@@ -76,42 +77,42 @@ pub enum Standing {
 pub struct Greeted {
     /// Carries the guestlet API.
     pub stream: BoxStream,
-    /// Who is at its other end.
+    /// Identity of the peer.
     pub peer: Peer,
     /// With keys: a secret of both ends of this very connection (RFC 9266).
     pub binding: Option<[u8; BINDING]>,
 }
 
-/// Why nobody is let in.
+/// Reason why a peer is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// The channel's rule, without keys.
     #[error("{0}")]
     Channel(String),
-    /// It has no key, and has to have one.
+    /// Peer without a key, where one is required.
     #[error(
         "it speaks without a key, but this guest was given keys (guestlet trust ls) and accepts only those"
     )]
     Plain,
-    /// It wants to use keys, and there are none.
+    /// Peer that uses TLS, where this guest has no keys.
     #[error("it speaks TLS, but this guest was not given the key of a host half yet")]
     NoKeys,
-    /// Its key is none of those that were given.
+    /// Peer whose key is not among those that this guest was given.
     #[error("its key {0} is not among those that this guest was given (guestlet trust ls)")]
     Unknown(Fingerprint),
-    /// Its certificate is not what it has to be.
+    /// Peer whose certificate is not acceptable.
     #[error("its certificate is refused: {0}")]
     Certificate(String),
-    /// It breaks TLS.
+    /// Peer that violates TLS.
     #[error("the handshake failed: {0}")]
     Handshake(#[source] io::Error),
-    /// It says nothing, or too little.
+    /// Peer that sends nothing, or too little, before the deadline.
     #[error("the handshake did not begin within {} s", .0.as_secs())]
     Late(Duration),
-    /// It has gone.
+    /// Peer that disconnected.
     #[error("it closed the connection")]
     Gone,
-    /// This guest cannot.
+    /// Failure of this guest: its own key cannot be used.
     #[error("{0}")]
     Unusable(String),
 }
@@ -132,7 +133,8 @@ impl Refused {
         }
     }
 
-    /// What it has shown of itself: a fingerprint, `plain` for no key, or nothing that is known.
+    /// Returns the identity that the peer has shown: a fingerprint, `plain` without a key, or an empty text if it
+    /// is unknown.
     pub fn shown(&self) -> String {
         match self {
             Self::Channel(_) | Self::Plain => "plain".to_owned(),
@@ -142,11 +144,11 @@ impl Refused {
     }
 }
 
-/// Tells a TLS client that there is nothing here for it, and waits until it has gone.
+/// Informs a TLS client that this guest has no keys, and waits until it disconnects.
 async fn say_no(mut stream: impl Stream) -> io::Result<()> {
     stream.write_all(&NO_KEYS).await?;
     stream.shutdown().await?;
-    // What is not read when the stream is closed may take what was said with it.
+    // If the stream were closed with unread data, the alert could be lost.
     tokio::io::copy(&mut stream.take(MOST_IGNORED), &mut tokio::io::sink()).await?;
     Ok(())
 }
@@ -174,7 +176,7 @@ pub async fn greet(incoming: Incoming, standing: Standing) -> Result<Greeted, Re
             timeout(HANDSHAKE, shake(stream, keys)).await.map_err(|_| Refused::Late(HANDSHAKE))?
         }
         (true, None) => {
-            // Who asks then knows that it was understood, and may ask without keys.
+            // The client then knows that its TLS was understood, and may try again without keys.
             drop(timeout(FAREWELL, say_no(stream)).await);
             Err(Refused::NoKeys)
         }
@@ -192,7 +194,7 @@ async fn shake(stream: BoxStream, keys: Keys) -> Result<Greeted, Refused> {
     let door = Door { anchors: keys.anchors, clock: keys.clock, judged: Arc::clone(&judged) };
     let acceptor = TlsAcceptor::from(tls::server::config(&keys.key, door).map_err(unusable)?);
     let accepted = acceptor.accept(stream).await;
-    // Why the certificate was not taken says more than what TLS makes of it.
+    // The reason for refusing the certificate is more precise than the TLS error that results from it.
     let keyed = match judged.get() {
         Some(Err(refusal)) => return Err(refusal.refused()),
         Some(Ok(keyed)) => keyed.clone(),
@@ -212,12 +214,12 @@ async fn shake(stream: BoxStream, keys: Keys) -> Result<Greeted, Refused> {
     Ok(Greeted { stream: Box::new(stream), peer: Peer::Keyed(keyed), binding: Some(binding) })
 }
 
-/// Why a certificate is not taken.
+/// Reason why a certificate is refused.
 #[derive(Debug, Clone)]
 enum Refusal {
     /// Neither its key nor that of its CA was given.
     Unknown(Fingerprint),
-    /// It is wrong, as TLS tells it and in words.
+    /// Faulty certificate, as a TLS error and in words.
     Wrong(CertificateError, String),
 }
 
@@ -262,8 +264,9 @@ impl Doorkeeper for Door {
     }
 }
 
-/// Whose certificate `leaf` is: one whose key is an anchor itself, whatever else it says; or one that names a host and was
-/// signed by a CA whose key is an anchor, for clients, and is valid now.
+/// Identifies the owner of the certificate `leaf`. It is accepted if its key is an anchor itself, whatever
+/// else it contains; or if it names a host, is signed by a CA whose key is an anchor, is meant for clients,
+/// and is valid now.
 fn recognize(
     anchors: &[Anchor],
     clock: Clock,
@@ -317,7 +320,7 @@ fn recognize(
     Ok(Keyed { fingerprint, anchor: anchor.fingerprint, names, roles: anchor.roles.clone(), until })
 }
 
-/// Whether a name is `guestlet://CLUSTER/host/NAME`, with neither empty.
+/// Returns whether a name is `guestlet://CLUSTER/host/NAME`, with neither part empty.
 fn is_of_a_host(name: &str) -> bool {
     let parts = name.strip_prefix("guestlet://").map(|rest| rest.split('/').collect::<Vec<_>>());
     matches!(parts.as_deref(), Some([cluster, "host", host]) if !cluster.is_empty() && !host.is_empty())

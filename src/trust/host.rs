@@ -25,7 +25,7 @@ const RETIRED: &str = ".retired";
 /// The certificate of the host half and that of its CA.
 const MOST_CERTIFICATES: usize = 2;
 
-/// Where the key of a host half is, and the certificate that a CA has given it.
+/// Paths of the key of a host half, and of the certificate that a CA has issued for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
     /// The private key, PEM. Made if it is not there and no certificate is named.
@@ -34,10 +34,10 @@ pub struct Files {
     pub certificate: Option<PathBuf>,
 }
 
-/// Why a host half cannot show who it is.
+/// Reason why a host half has no usable identity.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// Its key.
+    /// Unusable key.
     #[error(transparent)]
     Key(#[from] KeyError),
     /// A CA vouches for it.
@@ -48,34 +48,34 @@ pub enum Unusable {
     /// A key that has to be there is not.
     #[error("there is no key {0}")]
     NoKey(PathBuf),
-    /// Its certificate cannot be read.
+    /// Unreadable certificate.
     #[error("cannot read {path}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// It is none.
+    /// Wrong contents of the certificate file.
     #[error("{path}: {problem}")]
     Certificate {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the fault.
         problem: String,
     },
     /// TLS does not take them.
     #[error("the key and its certificate cannot be used: {0}")]
     Tls(#[from] rustls::Error),
-    /// There is no certificate for the key.
+    /// Failure to make a self-signed certificate for the key.
     #[error("no certificate can be made for the key: {0}")]
     Make(#[from] rcgen::Error),
 }
 
-/// What a host half shows to guests.
+/// Key and certificate that a host half presents to guests.
 #[derive(Debug, Clone)]
 pub struct Shown {
-    /// Its public key.
+    /// Public key of the host half.
     pub key: PublicKey,
     /// The public key of the CA that vouches for it, if one does.
     pub ca: Option<PublicKey>,
@@ -124,7 +124,8 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unusable> {
     Ok(chain)
 }
 
-/// What a host half shows, read again when its files change: certificates of a CA are valid for days.
+/// Key and certificate of a host half, read again when its files change, because certificates of a CA may be
+/// valid for a few days only.
 #[derive(Debug)]
 pub struct Identity {
     files: Files,
@@ -137,10 +138,10 @@ pub struct Identity {
 type Stamp = [Option<SystemTime>; 2];
 
 impl Identity {
-    /// Reads it, and makes the key if there is none. Blocks.
+    /// Reads the files, and generates the key if there is none. Blocks.
     ///
     /// # Errors
-    /// As [`Shown::load`].
+    /// The errors of [`Shown::load`].
     pub fn load(files: Files) -> Result<Self, Unusable> {
         let stamp = stamp(&files);
         if files.certificate.is_none() && Key::load(&files.key)?.is_none() {
@@ -150,8 +151,8 @@ impl Identity {
         Ok(Self { files, now: Mutex::new(shown), stamp: Mutex::new(stamp) })
     }
 
-    /// Looks whether the files have changed. Ones that have become wrong are told in the log, and what was shown before stays.
-    /// Blocks.
+    /// Reads the files again if they have changed. If the new contents are invalid, a message is logged and the
+    /// previous identity stays in use. Blocks.
     pub fn refresh(&self) {
         let mut last = self.stamp.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = stamp(&self.files);
@@ -164,7 +165,7 @@ impl Identity {
         }
     }
 
-    /// What is shown now, as of the last look at the files.
+    /// Returns the current identity, as of the last check of the files.
     pub fn shown(&self) -> Shown {
         self.now.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -175,12 +176,12 @@ fn stamp(files: &Files) -> Stamp {
     [modified(&files.key), files.certificate.as_deref().and_then(modified)]
 }
 
-/// What guests are to be told of the keys of this host half.
+/// Rotation state of the host half's key, as it is reported to guests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rotation {
     /// The one that it is going to use.
     pub next: Option<PublicKey>,
-    /// Those that it used before.
+    /// Keys that it used before.
     pub retired: Vec<PublicKey>,
 }
 
@@ -197,7 +198,7 @@ impl Identity {
         Ok(Key::load(&self.beside(NEXT))?.filter(|key| key.public() != own))
     }
 
-    /// What guests are to be told. Blocks.
+    /// Returns the rotation state to report to guests. Blocks.
     ///
     /// # Errors
     /// If a file cannot be used.
@@ -214,10 +215,10 @@ impl Identity {
         Ok(Rotation { next, retired: retired.collect() })
     }
 
-    /// The key that is going to be used, made if there is none. Blocks.
+    /// Returns the next key, and generates it if there is none. Blocks.
     ///
     /// # Errors
-    /// If a CA vouches for the key, or a file cannot be written.
+    /// If the key is certified by a CA, or a file cannot be written.
     pub fn prepare(&self) -> Result<PublicKey, Unusable> {
         if self.files.certificate.is_some() {
             return Err(Unusable::OfAuthority);
@@ -230,10 +231,10 @@ impl Identity {
         Ok(key.public())
     }
 
-    /// Begins to use the next key. Blocks.
+    /// Switches to the next key. Blocks.
     ///
     /// # Errors
-    /// If there is none, or a file cannot be written.
+    /// If there is no next key, or a file cannot be written.
     pub fn switch(&self) -> Result<PublicKey, Unusable> {
         let next = self.next()?.ok_or_else(|| Unusable::NoKey(self.beside(NEXT)))?;
         let (own, path) = (self.shown().key, self.beside(RETIRED));
@@ -257,16 +258,16 @@ pub struct Secured {
     pub binding: [u8; BINDING],
 }
 
-/// Why there is no such connection.
+/// Reason why the connection could not be secured.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The guest speaks no TLS: it was given no key, or its agent is too old for them.
     #[error("the guest speaks without keys")]
     Plain,
-    /// It has gone without a word.
+    /// Guest that closed the connection without an answer.
     #[error("the agent closed the connection")]
     Closed,
-    /// It does not let this host half in.
+    /// Guest that does not accept this host half's key.
     #[error(
         "the guest does not know this host half's key; guestctl trust bootstrap says how to give it to the guest"
     )]
@@ -274,10 +275,10 @@ pub enum Failure {
     /// The certificate of this host half is not valid for it.
     #[error("the guest does not accept this host half's certificate: {0}")]
     Certificate(&'static str),
-    /// Something else is wrong with what one end says.
+    /// Violation of the protocol by one end.
     #[error("the handshake with the guest failed: {0}")]
     Handshake(String),
-    /// The stream broke.
+    /// Broken stream.
     #[error("the stream broke during the handshake")]
     Broken(#[source] io::Error),
 }
@@ -310,7 +311,7 @@ pub async fn connect(stream: impl Stream, shown: &Shown) -> Result<Secured, Fail
     Ok(Secured { stream: Box::new(stream), key, binding })
 }
 
-/// What an error of TLS means; `first` says that the guest may not have said a word of TLS.
+/// Translates an error of TLS. While `first` is true, the guest may not speak TLS at all.
 fn failed(error: io::Error, first: bool) -> Failure {
     let told = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match told {
@@ -327,7 +328,7 @@ fn failed(error: io::Error, first: bool) -> Failure {
             }
             other => Failure::Handshake(format!("the guest says {other:?}")),
         },
-        // What it says is no TLS.
+        // The answer of the guest is not TLS.
         Some(rustls::Error::InvalidMessage(_)) if first => Failure::Plain,
         Some(other) => Failure::Handshake(other.to_string()),
         None if first

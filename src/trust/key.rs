@@ -17,10 +17,10 @@ use crate::trust::Fingerprint;
 use crate::trust::pem;
 use crate::trust::public_key::{self, NotAPublicKey};
 
-/// What stands before the 32 bytes of a private key in PKCS #8.
+/// DER prefix of a private key in PKCS #8, before its 32 bytes.
 const PRIVATE_PREFIX: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
-/// What stands before the Base64 of a public key in text.
+/// Prefix of a public key in text, before its Base64.
 pub(super) const WORD: &str = "ed25519:";
 /// Bytes of a file with a key.
 const MAX_FILE: u64 = 16 * 1024;
@@ -43,12 +43,12 @@ impl PublicKey {
         &self.0
     }
 
-    /// Its name.
+    /// Returns the fingerprint of the key.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(&self.0)
     }
 
-    /// Whether this key's private half has made `signature` over `message`.
+    /// Returns whether `signature` over `message` was made with the private half of this key.
     pub fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
         let raw = self.0.get(public_key::HEAD.len()..).unwrap_or_default();
         UnparsedPublicKey::new(&ED25519, raw).verify(message, signature).is_ok()
@@ -68,7 +68,7 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// Why a text is no public key.
+/// Error for a text that is not a public key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("it is not a public key; write it as ed25519: and 60 characters of Base64")]
 pub struct NotAKey;
@@ -83,7 +83,7 @@ impl FromStr for PublicKey {
     }
 }
 
-/// In files as in text.
+/// Serialized in the same form as in text.
 impl Serialize for PublicKey {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -102,7 +102,7 @@ pub fn signer(key: &str, message: &[u8], signature: &[u8]) -> Option<Fingerprint
     key.has_signed(message, signature).then(|| key.fingerprint())
 }
 
-/// Why there is no private key.
+/// Reason why there is no usable private key, or why it cannot be replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The kernel gives no random bytes.
@@ -111,12 +111,12 @@ pub enum KeyError {
     /// The file is damaged, or has a key of another kind.
     #[error("{0} has no Ed25519 private key in PKCS #8 (PEM)")]
     NotAKey(PathBuf),
-    /// Others than its owner can read it.
+    /// File that users other than its owner can read.
     #[error(
         "{0} is readable by users other than its owner; fix that (chmod 600), and replace the key if anybody may have read it"
     )]
     Exposed(PathBuf),
-    /// It is not this host half's to replace.
+    /// Key that this host half may not replace.
     #[error(
         "a key can be replaced only by a host half whose own key this guest was given, and only with one that \
          it has announced"
@@ -125,20 +125,20 @@ pub enum KeyError {
     /// Root in the guest has taken its key away meanwhile.
     #[error("this guest no longer accepts the host half that asks for this")]
     NoLongerTrusted,
-    /// There is no key of this name.
+    /// Fingerprint that does not belong to the next key.
     #[error("there is no next key {0}")]
     NoSuchKey(Fingerprint),
-    /// Nothing can be written now.
+    /// File that cannot be written, because file systems are frozen.
     #[error("cannot write {0}: file systems are frozen now")]
     Frozen(PathBuf),
-    /// The system's refusal.
+    /// Error of the operating system.
     #[error("cannot {what} {path}")]
     Io {
-        /// What was tried: "read", "write" or "remove".
+        /// Operation that failed: "read", "write" or "remove".
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Cause of the failure.
         source: io::Error,
     },
 }
@@ -173,12 +173,12 @@ impl Key {
         Some(Self { pkcs8, public })
     }
 
-    /// The public half.
+    /// Returns the public half.
     pub fn public(&self) -> PublicKey {
         self.public
     }
 
-    /// A signature over a message; none if the key cannot be used.
+    /// Signs a message; `None` if the key cannot be used.
     pub fn sign(&self, message: &[u8]) -> Option<Vec<u8>> {
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(&self.pkcs8).ok()?;
         Some(pair.sign(message).as_ref().to_vec())
@@ -198,7 +198,7 @@ impl Key {
 
         let io = |source| KeyError::Io { what: "read", path: path.to_owned(), source };
         let Some(bytes) = files::read_at_most(path, MAX_FILE).map_err(io)? else {
-            // That the disk is not there which a link leads to does not say that there is no key.
+            // A dangling link does not mean that there is no key: the disk that it points to may be missing.
             return match files::dangling(path) {
                 Some(link) => {
                     Err(io(io::Error::other(format!("{} is a dangling symbolic link", link.display()))))

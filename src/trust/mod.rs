@@ -1,8 +1,8 @@
-//! Keys: who a host half or a guest is, and how each proves it to the other.
+//! Identities: the keys of host halves and guests, and how each end proves its own to the other.
 //!
-//! Both ends have an Ed25519 key. A guest is given the public keys of the host halves that may command it; a host half
-//! pins the key of each guest. Neither is about what a peer may do: that is decided from the [`Peer`] that a connection
-//! turned out to have.
+//! Both ends have an Ed25519 key. A guest is given the public keys of the host halves that may control it; a
+//! host half pins the key of each guest. Keys do not determine permissions: those are decided by the [`Peer`]
+//! that is established for a connection.
 
 pub mod anchors;
 pub mod certificate;

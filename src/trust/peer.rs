@@ -1,20 +1,22 @@
-//! Who is at the other end of a connection, as far as that is proved.
+//! Identity of the other end of a connection, as far as it is proved.
 
 use rustls::pki_types::UnixTime;
 
 use crate::trust::Fingerprint;
 
-/// Who calls a guest over the guestlet API. The server puts it into the extensions of every request as `Arc<Peer>`.
+/// Caller of the guestlet API in a guest. The server puts it into the extensions of every request as
+/// `Arc<Peer>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// Has proved nothing: whoever could open the channel.
+    /// Peer without proof of identity, which has only been able to open the channel.
     Plain,
     /// A host half that holds a key which the guest was given.
     Keyed(Keyed),
 }
 
 impl Peer {
-    /// Whether both have proved the same key, or neither has proved any. The certificate of a key is renewed from time to time.
+    /// Returns whether both have proved the same key, or neither has proved one. Certificates are not compared,
+    /// because that of a key is renewed from time to time.
     pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Plain, Self::Plain) => true,
@@ -31,8 +33,8 @@ pub struct Keyed {
     pub fingerprint: Fingerprint,
     /// Names the key that the guest was given: the same, or that of the CA.
     pub anchor: Fingerprint,
-    /// The URIs of its certificate, such as `guestlet://production/host/node-1`; only a CA's word counts, so there are none
-    /// for a key that the guest was given itself.
+    /// URIs of the peer's certificate, such as `guestlet://production/host/node-1`. Only names that a CA has
+    /// signed count, so the list is empty for a key that the guest was given itself.
     pub names: Vec<String>,
     /// The roles which the line of its key, or of its CA, gives it (`role=`).
     pub roles: Vec<String>,

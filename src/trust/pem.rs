@@ -2,9 +2,9 @@
 
 use base64_simd::STANDARD;
 
-/// What a certificate is called there.
+/// PEM label of a certificate.
 pub const CERTIFICATE: &str = "CERTIFICATE";
-/// What a private key in PKCS #8 is called there.
+/// PEM label of a private key in PKCS #8.
 pub const PRIVATE_KEY: &str = "PRIVATE KEY";
 /// Characters of Base64 in a line.
 const WIDTH: usize = 64;

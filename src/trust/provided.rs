@@ -1,12 +1,13 @@
-//! What the platform gave this guest under a name: a systemd credential, or what one is made of where systemd is too old to
-//! do it (before 252).
+//! Data that the platform provides to this guest under a name: a systemd credential, or the source of one
+//! where systemd is too old to pass it on (before 252).
 //!
-//! Two names are known: [`HOSTS`], lines of public keys, and [`ENROLLMENT`], a secret for the first contact. Neither is
-//! understood here. The sources are looked at in this order: the unit's own credentials, those of the system, the guest's own
-//! store of credentials, the firmware's SMBIOS strings, and QEMU's `fw_cfg`. To add one: a line in `all`.
+//! Two names are used: [`HOSTS`], lines of public keys, and [`ENROLLMENT`], a secret for the first contact.
+//! Neither is interpreted here. The sources are checked in this order: the unit's own credentials, those of
+//! the system, the guest's own credential store, the SMBIOS strings of the firmware, and QEMU's `fw_cfg`. To
+//! add a source, add a line to `all`.
 //!
-//! In a confidential VM only the guest's own store counts: whatever else there is may have been written by the host, from
-//! which the guest is to be safe.
+//! In a confidential VM only the guest's own store is accepted: every other source may have been written by
+//! the host, against which the guest is protected.
 
 use std::io;
 use std::path::Path;
@@ -22,11 +23,11 @@ pub const ENROLLMENT: &str = "guestlet.enroll";
 
 /// Bytes that may be given under a name, in one place.
 const MAX_LENGTH: usize = 64 << 10;
-/// Where systemd puts the credentials of the system.
+/// Directory of the system's credentials.
 const SYSTEM: &str = "/run/credentials/@system";
-/// Where systemd looks for credentials that are files of the guest itself.
+/// Directory in which systemd looks for credentials that are files of the guest itself.
 const STORE: &str = "/etc/credstore";
-/// Where the kernel's module `qemu_fw_cfg` shows them.
+/// Directory in which the kernel module `qemu_fw_cfg` shows them.
 const FW_CFG: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/io.systemd.credentials";
 
 /// A text, and where it was.
@@ -34,54 +35,54 @@ const FW_CFG: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/io.systemd.credentia
 pub struct Provided {
     /// A path, or which string of the firmware.
     pub place: String,
-    /// What was there.
+    /// Contents of the source.
     pub text: String,
 }
 
 /// A source that cannot be used, or must not.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// It is there, and cannot be read.
+    /// Source that exists and cannot be read.
     #[error("cannot read {place}")]
     Unreadable {
-        /// Where.
+        /// Place of the source.
         place: String,
-        /// Why.
+        /// Cause of the failure.
         #[source]
         error: io::Error,
     },
     /// More than anybody needs.
     #[error("{place}: there are more than {MAX_LENGTH} bytes")]
     TooLarge {
-        /// Where.
+        /// Place of the source.
         place: String,
     },
     /// Bytes that are no text.
     #[error("{place}: it is not UTF-8")]
     NotText {
-        /// Where.
+        /// Place of the source.
         place: String,
     },
     /// A string of the firmware that says it is Base64.
     #[error("{place}: it is not Base64, as io.systemd.credential.binary: requires")]
     NotBase64 {
-        /// Where.
+        /// Place of the source.
         place: String,
     },
-    /// The firmware's table.
+    /// Damaged table of the firmware.
     #[error("{place}: {error}")]
     CutOff {
-        /// Where.
+        /// Place of the table.
         place: String,
-        /// How.
+        /// Damage of the table.
         error: smbios::CutOff,
     },
-    /// Something else than a token. What it is is not told: it may be a secret for something else.
+    /// Text that is not a token. The text is not logged, because it may be another secret.
     #[error(
         "{place}: it is not a token; write the 32 hexadecimal digits that `guestctl trust bootstrap --token` prints"
     )]
     NotAToken {
-        /// Where.
+        /// Place of the source.
         place: String,
     },
     /// The guest is to be safe from who wrote it.
@@ -90,15 +91,15 @@ pub enum Problem {
          key into /etc/guestlet/hosts.d of the image"
     )]
     Ignored {
-        /// Where.
+        /// Place of the source.
         place: String,
-        /// What protects the guest.
+        /// Technology that protects the guest.
         technology: &'static str,
     },
 }
 
 impl Problem {
-    /// Where it is.
+    /// Returns the place of the source.
     pub fn place(&self) -> &str {
         match self {
             Self::Unreadable { place, .. }
@@ -118,17 +119,17 @@ pub fn hosts(root: &Root, credentials: Option<&Path>) -> Vec<Result<Provided, Pr
     all(root, credentials, HOSTS).into_iter().map(|found| found.and_then(Found::text)).collect()
 }
 
-/// The one-time token of the first source that has one.
+/// Returns the one-time token of the first source that has one.
 ///
 /// # Errors
-/// If that source cannot be used; the others are not asked in its place.
+/// If that source cannot be used; the others are not tried in its place.
 pub fn enrollment_token(root: &Root, credentials: Option<&Path>) -> Result<Option<Token>, Problem> {
     let Some(first) = all(root, credentials, ENROLLMENT).into_iter().next() else { return Ok(None) };
     let Provided { place, text } = first.and_then(Found::text)?;
     text.parse().map(Some).map_err(|NotAToken| Problem::NotAToken { place })
 }
 
-/// What one source has.
+/// Contents of one source.
 struct Found {
     place: String,
     bytes: Vec<u8>,
@@ -144,7 +145,7 @@ impl Found {
     }
 }
 
-/// What every source has under that name.
+/// Returns what each source has under that name, in the order of the sources.
 fn all(root: &Root, credentials: Option<&Path>, name: &str) -> Vec<Result<Found, Problem>> {
     let technology = confidential::technology(root);
     let by_the_host = |found: Result<Found, Problem>| match (found, technology) {
@@ -162,7 +163,7 @@ fn all(root: &Root, credentials: Option<&Path>, name: &str) -> Vec<Result<Found,
     found
 }
 
-/// Nothing if there is no such file.
+/// Reads a file; `None` if it does not exist.
 fn file(root: &Root, path: &Path) -> Option<Result<Found, Problem>> {
     let place = path.display().to_string();
     let path = root.path_of(path);
@@ -178,7 +179,7 @@ fn file(root: &Root, path: &Path) -> Option<Result<Found, Problem>> {
     }
 }
 
-/// What SMBIOS strings have under that name.
+/// Returns the SMBIOS strings with that name.
 fn of_the_firmware(root: &Root, name: &str) -> Vec<Result<Found, Problem>> {
     let place = smbios::TABLE.to_owned();
     let table = match files::read_at_most(&root.path(smbios::TABLE), smbios::MAX_TABLE) {

@@ -1,10 +1,10 @@
-//! What an Ed25519 public key looks like in DER, and what else people paste in its place.
+//! DER encoding of an Ed25519 public key, and recognition of other data that users paste in its place.
 
 /// Bytes of the `SubjectPublicKeyInfo` (RFC 8410) of an Ed25519 key.
 pub const LENGTH: usize = 44;
 
-/// What stands before the key itself: a sequence, the algorithm 1.3.101.112 without parameters, and a bit string of 33 bytes
-/// whose first says that all bits of the last are used.
+/// DER prefix before the key itself: a sequence, the algorithm 1.3.101.112 without parameters, and a bit
+/// string of 33 bytes whose first byte says that no bits are unused.
 pub(super) const HEAD: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
 const INTEGER: u8 = 0x02;
@@ -48,7 +48,8 @@ const fn spelled(first: u8, middle: u8, last: u8) -> [u8; 32] {
     bytes
 }
 
-/// Why bytes are not an Ed25519 public key. Says nothing of the bytes themselves: they may be a secret.
+/// Reason why bytes are not an Ed25519 public key. It contains none of the bytes, because they may be a
+/// secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotAPublicKey {
     /// A private key, in PKCS#8 or as OpenSSL writes those of one algorithm.
@@ -72,10 +73,10 @@ pub enum NotAPublicKey {
         "these are 32 bytes without the name of an algorithm; write the DER SubjectPublicKeyInfo, 44 bytes, as `openssl pkey -pubout -outform DER` does"
     )]
     Bare,
-    /// A point that verifies signatures which nobody made, such as a placeholder of zeros.
+    /// Point that verifies signatures which no private key has made, such as a placeholder of zeros.
     #[error("this key is weak: anybody can forge its signatures")]
     Weak,
-    /// Anything else.
+    /// Unrecognized data.
     #[error("this is not an Ed25519 public key (the DER SubjectPublicKeyInfo of RFC 8410, 44 bytes)")]
     Unknown,
 }
@@ -133,12 +134,12 @@ struct Value<'a> {
     head: usize,
     /// Bytes that the contents should have.
     length: usize,
-    /// Those that there are.
+    /// Contents that are present, which may be shorter.
     contents: &'a [u8],
 }
 
 impl<'a> Value<'a> {
-    /// The value that `bytes` begin with; nothing if not even its length is there, or it is of more than 64 KiB.
+    /// Parses the value that `bytes` begin with; `None` if its length is incomplete, or is more than 64 KiB.
     fn first(bytes: &'a [u8]) -> Option<Self> {
         let (head, length) = match bytes {
             [_, length @ ..=0x7f, ..] => (2, usize::from(*length)),

@@ -1,7 +1,7 @@
-//! How messages of the guestlet API become bytes: as protobuf, in buffers that begin small.
+//! Codec for messages of the guestlet API: protobuf, in buffers that start small.
 //!
-//! tonic's own codec begins each stream with 8 KB; a host half has a stream with every guest, and most messages
-//! have a hundred bytes.
+//! The codec of tonic allocates 8 KB for each stream. A host half has a stream to every guest, and most
+//! messages have about a hundred bytes.
 
 use std::marker::PhantomData;
 

@@ -1,6 +1,6 @@
 //! Metadata of the statuses that `guestlet.v1.Exec` answers with, which its proto file describes.
 
-/// What a shell would exit with: 126 or 127.
+/// Metadata key of the exit code that a shell would return: 126 or 127.
 pub const EXIT_CODE: &str = "guestlet-exit-code";
 /// These are the guest's words, not those of its host half.
 #[cfg(any(feature = "ctl", feature = "host"))]

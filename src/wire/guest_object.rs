@@ -10,63 +10,63 @@ use serde::{Deserialize, Serialize};
 
 /// The group of the kind.
 pub const GROUP: &str = "guestlet.io";
-/// Its version.
+/// API version of the kind.
 pub const VERSION: &str = "v1alpha1";
-/// The condition that says whether a guest can be asked for everything.
+/// Condition that shows whether all requests to a guest are possible.
 pub const READY: &str = "Ready";
 
-/// One guest.
+/// Custom resource for one guest.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Guest {
     /// Name and namespace of its VirtualMachineInstance, which owns it.
     pub metadata: ObjectMeta,
-    /// How it is.
+    /// Observed state of the guest.
     #[serde(default)]
     pub status: Status,
 }
 
-/// How a guest is. What is not known is left out.
+/// Observed state of a guest. Unknown values are left out.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
-    /// Whether it can be asked.
+    /// Conditions of the guest, such as whether it is ready.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// `Connected`, `Connecting`, `Refused`, `NoVsock`, or `Off`.
     pub session: String,
-    /// Why it is not connected, in words for people.
+    /// Reason why it is not connected, for display.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The node that it runs on, and whose host half says all this.
     pub host: String,
-    /// Its guest cluster.
+    /// Name of its guest cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cluster: String,
     /// The name of its Node in that.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// Whether that Node is ready: `True`, `False` or `Unknown`.
+    /// Readiness of that Node: `True`, `False` or `Unknown`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub node_ready: String,
     /// The version of its agent.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub agent_version: String,
-    /// Its host name.
+    /// Host name of the guest.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub host_name: String,
-    /// Its operating system, as that calls itself.
+    /// Name of its operating system, from os-release(5).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub operating_system: String,
-    /// How many disks it sees.
+    /// Number of disks that the guest sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disks: Option<u32>,
-    /// How many volumes of guestlet's are plugged into it.
+    /// Number of guestlet volumes that are attached to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volumes: Option<u32>,
-    /// How its last freeze ended.
+    /// Result of its last freeze.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_freeze: Option<Freeze>,
-    /// What is wrong, in words for people.
+    /// Current problems, for display.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
@@ -75,21 +75,21 @@ pub struct Status {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Freeze {
-    /// When it ended.
+    /// Time at which it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<Time>,
-    /// What ended it: `asked`, `deadline`, `person`, `crash`, `hang`, `failed` or `other`.
+    /// Cause of its end: `asked`, `deadline`, `person`, `crash`, `hang`, `failed` or `other`.
     pub end: String,
-    /// Who had asked for it.
+    /// Client that requested the freeze.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub holder: String,
-    /// What went wrong.
+    /// Description of the failure, if there was one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub problem: String,
     /// The id of its receipt.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub receipt: String,
-    /// What a snapshot is worth by the receipt: `crash`, `filesystem` or `application`.
+    /// Consistency of a snapshot according to the receipt: `crash`, `filesystem` or `application`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub level: String,
 }

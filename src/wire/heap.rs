@@ -1,18 +1,19 @@
-//! How many bytes of memory a decoded message takes beside its own. Pure.
+//! Heap memory of a decoded message, in addition to the size of its type. Pure.
 //!
-//! The length of a message on the wire says little of that: an empty part of two bytes may take a hundred in memory.
+//! The length on the wire says little about it: an empty submessage has two bytes there, and may take a
+//! hundred in memory.
 
 use std::collections::HashMap;
 
 use super::messages::{event_kinds, messages};
 use super::proto::v1::{self, event::Kind};
 
-/// What the allocator takes for itself, for each piece of memory.
+/// Overhead of the allocator for each allocation, in bytes.
 const PIECE: usize = 16;
 
 /// Memory beside a value's own.
 pub trait Heap {
-    /// In bytes.
+    /// Returns the heap memory of the value in bytes.
     fn heap(&self) -> usize;
 }
 
@@ -76,7 +77,7 @@ macro_rules! of_events {
 
 event_kinds!(of_events);
 
-/// What one entry of a list takes, which may have room for twice as many.
+/// Returns the memory of one list entry, where the list may have capacity for twice as many.
 pub fn entry<T: Heap>(entry: &T) -> usize {
     2 * size_of::<T>() + entry.heap()
 }

@@ -5,15 +5,15 @@
 /// The longest answer that is accepted, in bytes with its newline.
 pub const MAX_ANSWER: usize = 32;
 
-/// What the dialler writes to reach the guest's `port`.
+/// Returns the line that the dialler writes to connect to the guest's `port`.
 pub fn request(port: u32) -> String {
     format!("CONNECT {port}\n")
 }
 
-/// Why an answer is none.
+/// Reason why an answer is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// There was no newline among the first [`MAX_ANSWER`] bytes.
+    /// No newline among the first [`MAX_ANSWER`] bytes.
     #[error("the answer to CONNECT is longer than {MAX_ANSWER} bytes")]
     TooLong,
     /// The line is not `OK <number>`.

@@ -1,4 +1,4 @@
-//! What goes over the streams: framings and messages. Pure: bytes in, values out, no I/O.
+//! Wire formats: framings and messages of the streams. Pure: bytes in, values out, no I/O.
 
 pub mod codec;
 #[cfg(any(feature = "agent", feature = "ctl", feature = "host"))]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Package `guestlet.v1`.
+/// Messages and services of the package `guestlet.v1`.
 #[allow(missing_docs, unused_qualifications, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod v1 {
     tonic::include_proto!("guestlet.v1");
@@ -16,13 +16,13 @@ impl fmt::Debug for v1::SetPasswordRequest {
     }
 }
 
-/// Package `csi.v1`.
+/// Messages and services of the package `csi.v1`.
 #[allow(missing_docs, unused_qualifications, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod csi {
     tonic::include_proto!("csi.v1");
 }
 
-/// Package `pluginregistration`.
+/// Messages and services of the package `pluginregistration`.
 #[cfg(feature = "agent")]
 #[allow(missing_docs, unused_qualifications, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod registration {

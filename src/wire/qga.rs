@@ -1,13 +1,14 @@
-//! QGA framing: a stream of JSON values with no separator that could be relied on.
+//! QGA framing: a stream of JSON values without a reliable separator.
 //!
-//! The decoder finds where a value ends; what it means is for the caller. It behaves like QEMU's own:
+//! The decoder finds the end of each value; interpreting it is up to the caller. It behaves like QEMU's own
+//! parser:
 //!
 //! * values follow each other with any white space, or none, between them;
-//! * strings may stand in single quotes, and `\'` is an escape in both kinds;
-//! * a byte that cannot stand where it stands is one error, and so is a byte 0xFF wherever it stands; after
-//!   an error everything up to the next control character or structural character is skipped, so that one
-//!   broken message costs no more than itself;
-//! * a value larger than [`MAX_MESSAGE`] or nested deeper than [`MAX_DEPTH`] is an error, and the stream goes on.
+//! * strings may be in single quotes, and `\'` is an escape in both kinds of quotes;
+//! * a byte that is not allowed at its position is one error, and so is a byte 0xFF anywhere; after an error
+//!   everything up to the next control character or structural character is skipped, so that one malformed
+//!   message does not affect the next;
+//! * a value larger than [`MAX_MESSAGE`] or nested deeper than [`MAX_DEPTH`] is an error, and decoding continues.
 //!
 //! ```text
 //!          '{' '['                 quote                   '\'
@@ -23,19 +24,19 @@ use std::borrow::Cow;
 pub const MAX_MESSAGE: usize = 64 << 20;
 /// The deepest nesting of objects and arrays (QEMU's JSON parser).
 pub const MAX_DEPTH: usize = 1024;
-/// What an empty buffer may keep.
+/// Capacity that an empty buffer may keep, in bytes.
 const KEEP: usize = 64 * 1024;
 
-/// What the decoder found.
+/// Result of the decoder.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// One object or array with balanced brackets, as JSON text with double quotes; not yet parsed.
     Message(Cow<'a, [u8]>),
-    /// Something that is none.
+    /// Bytes that are not a valid message.
     Malformed(Malformed),
 }
 
-/// Why bytes were thrown away.
+/// Reason why bytes were discarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A byte that is not part of any JSON token at its place.
@@ -47,10 +48,10 @@ pub enum Malformed {
     /// A scalar where a command belongs.
     #[error("a command must be a JSON object")]
     NotAnObject,
-    /// More than [`MAX_DEPTH`].
+    /// Nesting beyond [`MAX_DEPTH`].
     #[error("invalid JSON: nested deeper than {MAX_DEPTH} levels")]
     TooDeep,
-    /// More than [`MAX_MESSAGE`].
+    /// Message larger than [`MAX_MESSAGE`].
     #[error("the message is larger than {} MiB", MAX_MESSAGE >> 20)]
     TooLarge,
 }
@@ -58,7 +59,7 @@ pub enum Malformed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Between,
-    /// In a number or keyword that stands by itself.
+    /// Inside a number or keyword outside of any object or array.
     Scalar,
     Inside,
     String {
@@ -74,7 +75,7 @@ enum State {
 #[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Where the current message begins.
+    /// Offset of the current message.
     start: usize,
     /// The next byte to look at.
     at: usize,
@@ -129,13 +130,13 @@ impl Decoder {
         self.buffer.len() - self.start
     }
 
-    /// Throws away what there is of a message that has not ended, and what is still to come of it.
+    /// Discards an incomplete message, including the part that has not arrived yet.
     pub fn drop_partial(&mut self) {
         self.at = self.buffer.len();
         self.begin_anew(State::Recovery);
     }
 
-    /// Whether a message has begun and not ended.
+    /// Returns whether a message is incomplete.
     pub fn is_partial(&self) -> bool {
         !matches!(self.state, State::Between | State::Recovery)
     }
@@ -279,12 +280,12 @@ impl Decoder {
     }
 }
 
-/// Whether a byte may be part of a number or a keyword.
+/// Returns whether a byte can be part of a number or a keyword.
 fn is_scalar(byte: u8) -> bool {
     matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'+' | b'.' | b'E')
 }
 
-/// How many bytes of `bytes` stand for themselves in a string that ends with `quote`.
+/// Returns the length of the prefix of `bytes` without special bytes, in a string that ends with `quote`.
 fn plain_prefix(bytes: &[u8], quote: u8) -> usize {
     const BLOCK: usize = 32;
     let special = |byte: u8| byte < 0x20 || byte == quote || byte == b'\\' || byte >= 0xfe;
@@ -297,9 +298,10 @@ fn plain_prefix(bytes: &[u8], quote: u8) -> usize {
     length + bytes[length..].iter().position(|byte| special(*byte)).unwrap_or(bytes.len() - length)
 }
 
-/// Whether one of eight bytes does not stand for itself. In each byte of a word the highest bit tells: it is set in
-/// `(x - n) & !x` if that byte of x is less than n, for n up to 0x80; what a borrow adds to that lies beside a byte
-/// that is less.
+/// Returns whether one of eight bytes is special: a control character, the quote, a backslash, or 0xFE or
+/// above. The test is done on the whole word. The highest bit of each byte in `(x - n) & !x` is set if that
+/// byte of x is less than n, for n up to 0x80. A borrow can set further bits only next to a byte for which
+/// this holds, so the result for the word is right.
 fn has_special(bytes: &[u8], quote: u8) -> bool {
     const EACH: u64 = u64::from_ne_bytes([1; 8]);
     const HIGH: u64 = EACH << 7;
@@ -345,7 +347,8 @@ mod tests {
 
     use super::*;
 
-    /// All frames of `input`, fed in pieces of `step` bytes: messages as text, errors as words.
+    /// Decodes `input`, fed in pieces of `step` bytes, and returns all frames: messages as text, errors by their
+    /// description.
     fn decode(input: &[u8], step: usize) -> Vec<Decoded> {
         let mut decoder = Decoder::new();
         let mut frames = Vec::new();

@@ -52,32 +52,32 @@ impl Lines {
     }
 }
 
-/// What QEMU says.
+/// Message from QEMU.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// The first line of every connection.
     Greeting,
-    /// A command succeeded.
+    /// Success of a command.
     Return {
         /// The number given with the command.
         id: Option<u64>,
-        /// What it returned.
+        /// Value that the command returned.
         value: serde_json::Value,
     },
-    /// A command failed.
+    /// Failure of a command.
     Error {
         /// The number given with the command.
         id: Option<u64>,
-        /// Such as `CommandNotFound`.
+        /// Error class, such as `CommandNotFound`.
         class: String,
-        /// In words.
+        /// Description of the error.
         description: String,
     },
-    /// Something happened.
+    /// Event that QEMU reports.
     Event {
-        /// Such as `RESET`.
+        /// Event name, such as `RESET`.
         name: String,
-        /// What belongs to it; null if nothing does.
+        /// Data of the event; null if it has none.
         data: serde_json::Value,
     },
 }
@@ -85,10 +85,10 @@ pub enum Message {
 /// A line is not a message of QMP.
 #[derive(Debug, thiserror::Error)]
 pub enum MalformedLine {
-    /// It is no JSON object, or a member has the wrong type.
+    /// Line that is not a JSON object, or has a member of the wrong type.
     #[error("a line is not a QMP message")]
     Json(#[from] serde_json::Error),
-    /// It has none of the members that tell messages apart.
+    /// Object without any of the members that identify the type of a message.
     #[error("a line is neither greeting, return, error nor event")]
     Kind,
 }
@@ -118,10 +118,10 @@ fn present<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Option<serde_js
 }
 
 impl Message {
-    /// Makes a line a message.
+    /// Parses a line into a message.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the line is malformed.
     pub fn parse(line: &[u8]) -> Result<Self, MalformedLine> {
         let raw: Raw = serde_json::from_slice(line)?;
         let id = raw.id;

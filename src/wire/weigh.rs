@@ -1,15 +1,15 @@
-//! How much memory a message of a guest takes once it is decoded, told from its bytes: an empty part has two bytes on the wire,
-//! and some hundred in memory. Pure.
+//! Estimate of the memory that a message of a guest takes once it is decoded, computed from its bytes: an
+//! empty submessage has two bytes on the wire, and several hundred in memory. Pure.
 //!
-//! What is told is never less than what the decoder takes, also while its lists grow; it may be several times as much. The shapes
-//! of messages are made of the protos ([`super::messages`]).
+//! The estimate is never less than what the decoder takes, also while its lists grow; it may be several times
+//! as much. The shapes of the messages are generated from the protos ([`super::messages`]).
 
 use std::any::TypeId;
 
 use super::messages::{event_kinds, messages};
 use super::proto::v1;
 
-/// What the allocator takes for itself, for each piece of memory.
+/// Overhead of the allocator for each allocation, in bytes.
 const PIECE: usize = 16;
 /// Bytes of the smallest text that is not empty.
 const SHORTEST: usize = 8;
@@ -17,36 +17,36 @@ const SHORTEST: usize = 8;
 const GROWTH: usize = 5;
 /// An empty table of labels, as [`super::heap`] counts it.
 const TABLE: usize = 1024;
-/// The most that an answer to a call may take: it is about one disk, or the guest.
+/// Maximum memory of an answer to a call, in bytes: it concerns one disk, or the guest.
 const LARGEST_ANSWER: usize = 1024 * 1024;
 
 /// A list of which a guest may have a limited number of entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum List {
-    /// Network interfaces.
+    /// Network interfaces of the guest.
     Interfaces,
     /// Addresses of one interface.
     Addresses,
-    /// Mounted file systems.
+    /// File systems that are mounted.
     FileSystems,
-    /// Sessions of users.
+    /// Login sessions of users.
     Users,
-    /// Disks.
+    /// Disks of the guest.
     Disks,
 }
 
-/// Why a message is not decoded.
+/// Reason why a message is not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// This list has more entries than allowed.
     #[error("too many entries")]
     Many(List),
-    /// It is no message, or has groups, which nobody uses any more.
+    /// Malformed message, or one with groups, a deprecated encoding.
     #[error("the message cannot be decoded")]
     Malformed,
 }
 
-/// What is known of a message.
+/// Memory layout of a message type.
 #[derive(Debug)]
 pub struct Shape {
     size: usize,
@@ -66,7 +66,7 @@ enum Part {
 
 /// A message of which it is known what its parts take.
 pub trait Shaped: 'static {
-    /// Its size, and its fields that take memory of their own.
+    /// Layout of the message: its size, and its fields that allocate memory.
     const SHAPE: &'static Shape;
 }
 
@@ -97,7 +97,7 @@ macro_rules! part {
     };
 }
 
-/// What a field takes that has nothing in it.
+/// Memory of a field without contents, in bytes.
 macro_rules! empty {
     (map) => {
         TABLE
@@ -157,15 +157,17 @@ pub fn check<T: 'static>(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-/// The bytes of memory that decoding takes at most, of a message whose lists have no more entries than `most` allows.
+/// Returns the maximum memory in bytes that decoding takes, for a message whose lists have no more entries
+/// than `most` allows.
 ///
 /// # Errors
-/// If they have more, which is told as soon as one entry is too many, or if it is no message.
+/// If a list has more entries, which is detected at the first one beyond the limit, or if the message is
+/// malformed.
 pub fn weigh(shape: &Shape, bytes: &[u8], most: impl Fn(List) -> usize) -> Result<usize, Unfit> {
     add_up(shape, bytes, &most, &mut Counts::default())
 }
 
-/// Entries so far.
+/// Number of entries counted so far in each list.
 #[derive(Default)]
 struct Counts([usize; 5]);
 
@@ -210,7 +212,8 @@ fn text(text: &[u8]) -> usize {
     text.len().max(SHORTEST) + PIECE
 }
 
-/// Takes the next field: its number, and what it holds if that is bytes. None if there is none.
+/// Takes the next field, and returns its number, and its contents if they are bytes. `None` if the field is
+/// malformed.
 fn field<'b>(bytes: &mut &'b [u8]) -> Option<(u32, Option<&'b [u8]>)> {
     let key = varint(bytes)?;
     let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0)?;

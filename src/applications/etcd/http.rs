@@ -1,25 +1,25 @@
-//! One request after the other on a connection of HTTP/1.1, as etcd's gateway of JSON takes them. Answers are short: what is
-//! longer than a few kilobytes, or comes in pieces, is none that is asked for.
+//! HTTP/1.1 client that sends one request after another on a connection, for etcd's JSON gateway. Answers are
+//! short: one that is longer than a few kilobytes, or comes in chunks, is refused.
 
 use std::io::{self, Read, Write};
 
-/// The longest head of an answer, and the longest body, in bytes.
+/// Maximum sizes of the header and of the body of an answer, in bytes.
 const MOST_HEAD: usize = 8 * 1024;
 const MOST_BODY: usize = 64 * 1024;
 
-/// An answer.
+/// Answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Such as 200.
+    /// HTTP status code, such as 200.
     pub status: u16,
-    /// The body.
+    /// Body, without the headers.
     pub body: Vec<u8>,
 }
 
-/// Asks, and waits for the answer.
+/// Sends a request, and waits for the answer.
 ///
 /// # Errors
-/// As the stream gives them; `InvalidData` if what comes is no answer.
+/// The errors of the stream; `InvalidData` if the answer is malformed.
 pub fn post(stream: &mut (impl Read + Write), host: &str, path: &str, body: &str) -> io::Result<Answer> {
     let length = body.len();
     let request = format!(
@@ -42,7 +42,7 @@ pub fn post(stream: &mut (impl Read + Write), host: &str, path: &str, body: &str
     while bytes.len() < end + length {
         more(stream, &mut bytes)?;
     }
-    // Nothing was asked for that could come after it.
+    // Bytes after the answer belong to no request.
     if bytes.len() > end + length {
         return Err(no_answer());
     }
@@ -60,7 +60,8 @@ fn more(stream: &mut impl Read, bytes: &mut Vec<u8>) -> io::Result<()> {
     }
 }
 
-/// The status and the length of the body; nothing if it is no head, or one that does not say the length.
+/// Parses the header: returns the status and the length of the body, or `None` if it is malformed or lacks the
+/// length.
 fn head(bytes: &[u8]) -> Option<(u16, usize)> {
     let text = std::str::from_utf8(bytes).ok()?;
     let mut lines = text.split("\r\n");
@@ -95,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that has answered already, a byte at a time.
+    /// Server with a prepared answer, which is sent one byte at a time.
     struct Canned(Vec<u8>, usize);
 
     impl Read for Canned {

@@ -1,30 +1,30 @@
-//! Who listens at an address of this machine: /proc/net/tcp and /proc/net/tcp6, see proc(5). Pure.
+//! Listening TCP sockets of this machine: /proc/net/tcp and /proc/net/tcp6, see proc(5). Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// `TCP_LISTEN`
+/// State `TCP_LISTEN`, in hexadecimal.
 const LISTENS: &str = "0A";
 
-/// A socket that listens.
+/// Listening TCP socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listener {
-    /// Where.
+    /// Address that the socket is bound to.
     pub address: SocketAddr,
-    /// Whose it is.
+    /// UID of the owner.
     pub user: u32,
-    /// Its number, by which descriptors of processes name it.
+    /// Inode number of the socket, which links in /proc/PID/fd show.
     pub inode: u64,
 }
 
 impl Listener {
-    /// Whether it may be the one that takes connections to this address.
+    /// Returns whether the socket may be the one that accepts connections to this address.
     pub fn takes(&self, address: SocketAddr) -> bool {
         let ip = self.address.ip();
         self.address.port() == address.port()
             && (ip.is_unspecified() || ip.to_canonical() == address.ip().to_canonical())
     }
 
-    /// Where it is reached from this machine; nothing if it is bound to an address that is not of the machine alone.
+    /// Returns the loopback address at which the socket can be reached, or `None` if it is bound to another address.
     pub fn local(&self) -> Option<SocketAddr> {
         let ip = match self.address.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -35,7 +35,7 @@ impl Listener {
     }
 }
 
-/// Those in one of the files.
+/// Parses one of the files, and returns the listening sockets in it.
 pub fn parse(file: &str) -> impl Iterator<Item = Listener> {
     file.lines().skip(1).filter_map(line)
 }
@@ -53,7 +53,7 @@ fn line(line: &str) -> Option<Listener> {
     Some(Listener { address, user, inode })
 }
 
-/// Words of 32 bits in the order of this machine, each with its bytes in that of the network.
+/// Parses an address: 32-bit words in the byte order of this machine, whose bytes are in network order.
 fn address(text: &str) -> Option<IpAddr> {
     let word = |place: usize| {
         let text = text.get(place * 8..place * 8 + 8)?;

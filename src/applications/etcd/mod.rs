@@ -1,14 +1,17 @@
-//! etcd 3.4 and later, over its gateway of JSON on an address of this machine.
+//! etcd 3.4 and later, over its JSON gateway on an address of this machine.
 //!
-//! Nothing has to be held: what a member acknowledges is in its log on the disk, and a snapshot of data and log that was taken at
-//! one moment is what a power failure would have left. What is added to that:
+//! Nothing has to be held: everything that a member acknowledges is in its log on the disk, and a snapshot of data
+//! and log taken at one moment is equal to the state after a power failure. In addition:
 //!
-//! - the process that listens is one of the user that the agent has chosen, and writes to the directories that are named;
-//! - it waits for its disk, and has no alarm, such as that it has found its data to be corrupt;
-//! - its revision and its place in the log of Raft are known, up to which everything that this member has acknowledged is there;
-//! - it lived from before the freeze until after the thaw: the same connection is asked again.
+//! - the process that listens belongs to the user that the agent has chosen, and writes to the reported
+//!   directories;
+//! - it waits for its disk, and has no alarm, such as for corrupt data;
+//! - its revision and its position in the Raft log are known: everything that this member acknowledged up to there
+//!   is in the snapshot;
+//! - it ran from before the freeze until after the thaw: the status is queried again on the same connection.
 //!
-//! A member that comes back from a snapshot must not join the cluster that has gone on: see docs/freeze.md.
+//! A member that is restored from a snapshot must not join the cluster that has continued without it: see
+//! docs/freeze.md.
 
 mod http;
 mod listeners;
@@ -29,25 +32,26 @@ use super::{Application, Held, Positions, Problem};
 use stream::Stream;
 use target::Target;
 
-/// Releases before these acknowledge before the log is written (etcd issue 14370): the number of the last part, by the others.
+/// First releases that acknowledge only after the log is written (etcd issue 14370): the patch version, by major
+/// and minor version.
 const EARLY: [((u32, u32), u32); 2] = [((3, 4), 21), ((3, 5), 5)];
-/// The largest database whose hash is asked for after the thaw, in bytes: etcd reads all of it for that.
+/// Maximum size in bytes of a database whose hash is requested after the thaw: etcd reads all of it for that.
 const MOST_HASHED: u64 = 1024 * 1024 * 1024;
 
-/// One member.
+/// Client of one member.
 pub struct Member {
     target: String,
     held: Option<(Stream, Status)>,
-    /// In place of a connection that there is not.
+    /// Stands in for the connection while none is held.
     none: Stdin,
 }
 
-/// The member that a target names: see [`Target`].
+/// Returns the client of the member that a target names; see [`Target`].
 pub fn at(target: &str) -> Box<dyn Application> {
     Box::new(Member { target: target.to_owned(), held: None, none: std::io::stdin() })
 }
 
-/// What a member says of itself. Numbers of 64 bits are texts in its JSON; those that are 0 are absent.
+/// Status of a member. Its JSON has 64-bit numbers as strings, and leaves out those that are 0.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct Status {
     header: Header,
@@ -81,7 +85,7 @@ impl Status {
         ])
     }
 
-    /// Whether this is the same member, and not one that has gone back.
+    /// Returns whether this is the same member, and its positions have not gone back.
     fn follows(&self, before: &Self) -> bool {
         let same = |status: &Self| (status.header.cluster_id.clone(), status.header.member_id.clone());
         let place = |status: &Self| Some((number(&status.header.revision)?, number(&status.raft_index)?));
@@ -110,7 +114,8 @@ impl Application for Member {
         }
         let mut positions = status.positions();
         positions.insert("db-size", status.size.clone());
-        // By TLS something may have come behind the answer; from now on it would be an end.
+        // With TLS, session tickets may follow the answer. Read them now: from here on, any readable byte counts as the
+        // end.
         stream.settle();
         stream.check()?;
         let version = format!("etcd {}", status.version);
@@ -144,7 +149,7 @@ impl Application for Member {
     }
 }
 
-/// Tries the addresses of a process; one of them is that of clients.
+/// Tries the addresses at which a process listens, until one is that for clients.
 fn of_process(process: u32, until: Instant) -> Result<(Stream, Status, Vec<PathBuf>), Problem> {
     let mut last = Problem::new(format_args!("the process {process} listens on no loopback address"));
     for address in process::addresses(process)? {
@@ -156,14 +161,14 @@ fn of_process(process: u32, until: Instant) -> Result<(Stream, Status, Vec<PathB
     Err(last)
 }
 
-/// What answers on this connection, and where its data are.
+/// Returns the status of the member on this connection, and the directories with its data.
 fn known(
     address: SocketAddr,
     mut stream: Stream,
     data: Option<PathBuf>,
     until: Instant,
 ) -> Result<(Stream, Status, Vec<PathBuf>), Problem> {
-    // After the connection is there: whoever listens now is the one who takes it.
+    // Checked after connecting, so that the process found is the one that has accepted the connection.
     let directories = if let Some(data) = data {
         process::is_own(address)?;
         configured(&data)?
@@ -176,7 +181,7 @@ fn known(
     Ok((stream, status, directories))
 }
 
-/// The directories below the one that settings name.
+/// Returns the directories of data and log below the data directory in the settings.
 fn configured(data: &Path) -> Result<Vec<PathBuf>, Problem> {
     let below = |name: &str| {
         let path = data.join(name);
@@ -197,12 +202,13 @@ fn status(stream: &mut Stream) -> Result<Status, Problem> {
     Ok(status)
 }
 
-/// What there was at the revision at which it was held, which does not change any more: how many keys, and, where the gateway
-/// has it (etcd 3.6), their hash. Absent where etcd does not say, such as to clients without a password.
+/// Returns the contents at the revision at which the member was held, which can no longer change: the number of
+/// keys, and their hash where the gateway offers it (etcd 3.6). Left out where etcd refuses the query, for example
+/// to clients without a password.
 fn content(stream: &mut Stream, before: &Status) -> Positions {
     let revision = &before.header.revision;
     let mut found = Positions::new();
-    // All keys: from the first one, and behind no other.
+    // All keys: the range from the first possible key without an end.
     let all = json!({
         "key": "AA==", "range_end": "AA==", "count_only": true, "serializable": true, "revision": revision
     });
@@ -230,7 +236,7 @@ fn ask(stream: &mut Stream, path: &str, body: &Value) -> Result<Value, Problem> 
     serde_json::from_slice(&answer.body).map_err(|error| failed(&error))
 }
 
-/// A number that is a text, as long ones are in this JSON.
+/// Returns a number that the JSON has as a string, as it does for 64-bit numbers.
 fn text(value: &Value, name: &str) -> Option<String> {
     value.get(name)?.as_str().filter(|text| text.parse::<i64>().is_ok()).map(str::to_owned)
 }
@@ -239,7 +245,7 @@ fn number(text: &str) -> Option<u64> {
     text.parse().ok()
 }
 
-/// The first version that waits for its log, if this one does not.
+/// Returns the first version that waits for its log, if this one does not.
 fn acknowledges_early(version: &str) -> Option<String> {
     let mut parts = version.split(['.', '-', '+']).map(str::parse::<u32>);
     let mut next = || parts.next()?.ok();
@@ -260,7 +266,7 @@ fn not_held() -> Problem {
 mod tests {
     use super::*;
 
-    /// What an etcd 3.4.23 has said.
+    /// Status of an etcd 3.4.23.
     const STATUS: &str = r#"{"header":{"cluster_id":"13455796455940752355","member_id":"443629905751424238","revision":"1","raft_term":"2"},
         "version":"3.4.23","dbSize":"20480","leader":"443629905751424238","raftIndex":"4","raftTerm":"2","raftAppliedIndex":"4",
         "dbSizeInUse":"16384"}"#;

@@ -1,4 +1,5 @@
-//! The process of an etcd, by what this process may read of one of its own user: its sockets, its files, how it was started.
+//! Process of an etcd, examined as far as a process of the same user may: its sockets, its files, and its command
+//! line.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -14,18 +15,18 @@ use super::Problem;
 use super::listeners::{self, Listener};
 use crate::applications::connection::left;
 
-/// Bytes of a file that are read at most.
+/// Maximum number of bytes read from a file.
 const MOST: u64 = 4 * 1024 * 1024;
-/// What has an etcd acknowledge what is not on the disk.
+/// Option with which etcd acknowledges data that is not on the disk yet.
 const UNSAFE: &str = "unsafe-no-fsync";
 
-/// The sockets of this network namespace that listen.
+/// Returns the listening sockets of this network namespace.
 fn listening() -> Result<Vec<Listener>, Problem> {
     let mut found = Vec::new();
     for path in ["/proc/net/tcp", "/proc/net/tcp6"] {
         match read(Path::new(path)) {
             Ok(bytes) => found.extend(listeners::parse(&String::from_utf8_lossy(&bytes))),
-            // Without IPv6 there is no file of it.
+            // Without IPv6 in the kernel the second file does not exist.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(cannot_read(path, &error)),
         }
@@ -33,7 +34,7 @@ fn listening() -> Result<Vec<Listener>, Problem> {
     Ok(found)
 }
 
-/// The addresses at which a process listens, as far as they are of this machine alone.
+/// Returns the loopback addresses at which a process listens.
 ///
 /// # Errors
 /// If its descriptors cannot be read.
@@ -43,15 +44,15 @@ pub fn addresses(process: u32) -> Result<Vec<SocketAddr>, Problem> {
     Ok(listening.iter().filter(|one| sockets.contains(&one.inode)).filter_map(Listener::local).collect())
 }
 
-/// Refuses an address where a process of another user listens, or nobody.
+/// Checks that a process of this process's user listens at an address.
 ///
 /// # Errors
-/// If it is so, or cannot be found out.
+/// If none does, one of another user does, or this cannot be determined.
 pub fn is_own(address: SocketAddr) -> Result<(), Problem> {
     own(address).map(drop)
 }
 
-/// The sockets that listen at an address, all of this process's user.
+/// Returns the sockets that listen at an address, all of which must belong to this process's user.
 fn own(address: SocketAddr) -> Result<Vec<Listener>, Problem> {
     let own = Uid::effective().as_raw();
     let there: Vec<_> = listening()?.into_iter().filter(|one| one.takes(address)).collect();
@@ -64,10 +65,10 @@ fn own(address: SocketAddr) -> Result<Vec<Listener>, Problem> {
     }
 }
 
-/// The process that listens at an address, which has to be one of this process's user.
+/// Returns the process that listens at an address, which must belong to this process's user.
 ///
 /// # Errors
-/// If it is not, or cannot be found.
+/// If it belongs to another user, or cannot be found.
 pub fn at(address: SocketAddr, until: Instant) -> Result<u32, Problem> {
     let own_number = Uid::effective().as_raw();
     let there = own(address)?;
@@ -76,7 +77,7 @@ pub fn at(address: SocketAddr, until: Instant) -> Result<u32, Problem> {
         left(until)?;
         let entry = entry.map_err(failed)?;
         let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // One that ends meanwhile is none; nor is one of somebody else.
+        // Skip a process that has ended in the meantime, or belongs to another user.
         if !entry.metadata().is_ok_and(|about| about.uid() == own_number) {
             continue;
         }
@@ -88,7 +89,7 @@ pub fn at(address: SocketAddr, until: Instant) -> Result<u32, Problem> {
     Err(Problem::new(format_args!("cannot find out which process listens at {address}")))
 }
 
-/// The numbers of the sockets of a process.
+/// Returns the inode numbers of the sockets of a process.
 fn sockets(process: u32) -> std::io::Result<Vec<u64>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{process}/fd"))? {
@@ -100,8 +101,9 @@ fn sockets(process: u32) -> std::io::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// Where the data and the log of an etcd are: it has the files of both open for as long as it runs. Empty if that is not known,
-/// as of one whose files are others under their names here, such as in a container.
+/// Returns the directories of the data and the log of an etcd, which keeps files of both open as long as it runs.
+/// Empty if they are not known, for example because the same paths lead to other files here, as with a process in
+/// a container.
 pub fn directories(process: u32) -> Vec<PathBuf> {
     let (mut data, mut log) = (None, None);
     let Ok(entries) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return Vec::new() };
@@ -131,10 +133,10 @@ pub fn directories(process: u32) -> Vec<PathBuf> {
     }
 }
 
-/// Refuses one that was told not to wait for its disk.
+/// Checks that etcd was not started with the option not to wait for its disk.
 ///
 /// # Errors
-/// If it was, or if that cannot be read.
+/// If it was, or if its settings cannot be read.
 pub fn is_safe(process: u32) -> Result<(), Problem> {
     let words = |name: &str| {
         let path = format!("/proc/{process}/{name}");
@@ -157,7 +159,7 @@ pub fn is_safe(process: u32) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether one of these words, behind its first letters, turns fsync off; `--` may be `-`.
+/// Returns whether one of these words, after its prefix, turns fsync off. The prefix `--` may also be `-`.
 fn is_told<'a>(mut words: impl Iterator<Item = &'a [u8]>, before: &[u8]) -> bool {
     words.any(|word| {
         let Some(rest) = after(word, before) else { return false };
@@ -171,7 +173,8 @@ fn is_told_in_line(line: &str) -> bool {
     line.trim().strip_prefix(UNSAFE).is_some_and(|value| value.trim().starts_with(':') && !is_false(value))
 }
 
-/// Whether a value, with what is before it, is one that leaves it on.
+/// Returns whether the value of the option is false, which leaves fsync on. Separators around the value are
+/// ignored.
 fn is_false(value: &str) -> bool {
     let value = value.trim_matches(|character: char| !character.is_ascii_alphanumeric()).to_lowercase();
     ["false", "f", "0"].contains(&&*value)
@@ -181,7 +184,7 @@ fn after<'a>(word: &'a [u8], before: &[u8]) -> Option<&'a [u8]> {
     word.strip_prefix(before).or_else(|| if before == b"--" { word.strip_prefix(b"-") } else { None })
 }
 
-/// The file with settings that it was started with, if any.
+/// Returns the configuration file that etcd was started with, if any.
 fn settings_file(arguments: &[u8], environment: &[u8]) -> Option<Vec<u8>> {
     let mut words = arguments.split(|byte| *byte == 0);
     while let Some(word) = words.next() {
@@ -244,7 +247,7 @@ mod tests {
         assert_eq!(directories(own), [""; 0].map(PathBuf::from));
         let _log = File::create(top.join("log/0-0.wal")).unwrap();
         assert_eq!(directories(own), [top.join("member/snap"), top.join("log")]);
-        // Another file is there under the name.
+        // Replace the file: the path now leads to a different one than the open descriptor.
         std::fs::remove_file(top.join("log/0-0.wal")).unwrap();
         std::fs::write(top.join("log/0-0.wal"), "").unwrap();
         assert_eq!(directories(own), [""; 0].map(PathBuf::from));

@@ -1,4 +1,4 @@
-//! A connection to an address of this machine on which every wait has an end, by TLS or not.
+//! Connection to an address of this machine, with or without TLS, on which every wait has a deadline.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,10 +17,10 @@ use super::Problem;
 use super::target::Files;
 use crate::applications::connection::left;
 
-/// Bytes of a file with certificates that are read at most.
+/// Maximum number of bytes read from a file with certificates.
 const MOST_PEM: u64 = 256 * 1024;
 
-/// A socket whose reads and writes fail once a moment has come.
+/// Socket whose reads and writes fail once the deadline has passed.
 #[derive(Debug)]
 struct Timed {
     socket: TcpStream,
@@ -51,7 +51,7 @@ impl Write for Timed {
     }
 }
 
-/// The end of a wait is told as such.
+/// Converts the error of an expired socket timeout, `WouldBlock`, to one that says so.
 fn late(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::WouldBlock {
         return io::Error::new(io::ErrorKind::TimedOut, "it did not answer in time");
@@ -59,7 +59,7 @@ fn late(error: io::Error) -> io::Error {
     error
 }
 
-/// The connection.
+/// Connection to etcd, with or without TLS.
 #[derive(Debug)]
 pub struct Stream(Kind);
 
@@ -70,15 +70,16 @@ enum Kind {
 }
 
 impl Stream {
-    /// Connects; with files, by TLS.
+    /// Connects; with files, over TLS.
     ///
     /// # Errors
-    /// If nobody takes the connection until then, or the files cannot be used.
+    /// If the connection is not accepted by the deadline, or the files cannot be used.
     pub fn open(address: SocketAddr, files: Option<&Files>, until: Instant) -> Result<Self, Problem> {
         let tls = files.map(|files| settings(files).map(Arc::new)).transpose()?;
         let failed = |error: io::Error| Problem::new(format_args!("cannot connect to {address}: {error}"));
         let socket = TcpStream::connect_timeout(&address, left(until)?).map_err(failed)?;
-        // Where nobody listens, the kernel may have chosen the port for this end, too.
+        // Where no process listens, the kernel may have chosen that very port for the local end, and connected it with
+        // itself.
         if socket.local_addr().map_err(failed)? == address {
             return Err(failed(io::ErrorKind::ConnectionRefused.into()));
         }
@@ -89,7 +90,7 @@ impl Stream {
         Ok(Self(Kind::Tls(Box::new(StreamOwned::new(session, timed)))))
     }
 
-    /// From now on waits end at another moment.
+    /// Sets another deadline for the waits from now on.
     pub fn set_until(&mut self, until: Instant) {
         self.timed_mut().until = until;
     }
@@ -108,13 +109,13 @@ impl Stream {
         }
     }
 
-    /// Takes what has come behind the last answer, such as the tickets of TLS, as far as it is there.
+    /// Reads what has arrived after the last answer, such as TLS session tickets, without waiting.
     pub fn settle(&mut self) {
         let Kind::Tls(stream) = &mut self.0 else { return };
         if stream.sock.socket.set_nonblocking(true).is_err() {
             return;
         }
-        // What it says of an end is found out by [`Self::check`].
+        // Errors and the end of the stream are left to [`Self::check`].
         while stream.conn.read_tls(&mut stream.sock.socket).is_ok_and(|read| read > 0) {
             if stream.conn.process_new_packets().is_err() {
                 break;
@@ -123,10 +124,10 @@ impl Stream {
         let _ = stream.sock.socket.set_nonblocking(false);
     }
 
-    /// Nobody answers unasked: what can be read is the end.
+    /// Checks that the connection is open. etcd sends nothing unasked, so anything that can be read means the end.
     ///
     /// # Errors
-    /// If there is anything.
+    /// If anything can be read.
     pub fn check(&self) -> Result<(), Problem> {
         let mut byte = [0];
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
@@ -170,7 +171,7 @@ impl AsFd for Stream {
     }
 }
 
-/// What a client of TLS believes, and shows.
+/// Returns the TLS configuration: trusted certificates, and the client's own certificate if it has one.
 fn settings(files: &Files) -> Result<ClientConfig, Problem> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(&files.ca)? {

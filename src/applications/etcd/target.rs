@@ -1,4 +1,5 @@
-//! Where an etcd is: a process that runs, or an URL of this machine, for TLS with files that are read as etcd's user.
+//! Targets of the client: an etcd process, or a URL on this machine, with files for TLS that are read as etcd's
+//! user.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -7,33 +8,34 @@ use serde::Deserialize;
 
 use super::Problem;
 
-/// The port of clients, unless an URL has another.
+/// Client port of etcd, if the URL has none.
 const PORT: u16 = 2379;
 
-/// What the process is started with.
+/// Target that the process of the application is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// The number of a process, whose sockets are tried.
+    /// PID of a process whose listening sockets are tried.
     Process(u32),
-    /// An address where it listens.
+    /// Address at which etcd listens.
     Address {
-        /// Of this machine.
+        /// Loopback address of etcd's client port.
         address: SocketAddr,
-        /// For TLS.
+        /// Files for TLS; `None` for plain HTTP.
         files: Option<Files>,
-        /// Where its data are, if that cannot be found out because it runs in a container, or with capabilities.
+        /// Data directory, for an etcd whose directories cannot be determined because it runs in a container, or with
+        /// capabilities.
         data: Option<PathBuf>,
     },
 }
 
-/// What a client of TLS needs; files that are PEM.
+/// Files that a TLS client needs, in PEM format.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Files {
-    /// What has signed etcd's certificate.
+    /// Certificate of the authority that has signed etcd's certificate.
     pub ca: PathBuf,
-    /// The client's certificate, unless etcd asks for none.
+    /// Certificate of the client, unless etcd requires none.
     pub certificate: Option<PathBuf>,
-    /// The key of it.
+    /// Private key of the client's certificate.
     pub key: Option<PathBuf>,
 }
 
@@ -52,8 +54,8 @@ struct Document {
 }
 
 impl Target {
-    /// Of `process:` and its number, an URL, or a JSON document `{"url": …, "ca": …, "certificate": …, "key": …, "data": …}`, of which only `url`
-    /// has to be there.
+    /// Parses a target: `process:` and a PID, a URL, or a JSON document `{"url": …, "ca": …, "certificate": …, "key":
+    /// …, "data": …}`, of which only `url` is required.
     ///
     /// # Errors
     /// If it is none of them, or the URL leads to another machine.
@@ -90,7 +92,7 @@ impl Target {
     }
 }
 
-/// The address of a host, with or without a port, if it is of this machine.
+/// Parses a host with or without a port; returns its address if that is on this machine.
 fn address(host: &str) -> Option<SocketAddr> {
     let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let address = if let Ok(address) = host.parse::<SocketAddr>() {

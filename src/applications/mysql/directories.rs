@@ -1,5 +1,5 @@
-//! Where the data of a server are: what its variables name, and what is somewhere else by links. Without one of them a server
-//! does not come up as it was.
+//! Directories with the data of a server: those that its variables name, and those that links lead to. If one of
+//! them is missing in a snapshot, the server does not start with its former data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,12 +15,12 @@ use super::Problem;
 use crate::applications::MOST_DIRECTORIES;
 use crate::applications::connection::left;
 
-/// Asks for what [`of`] needs, and for how the log is written.
+/// Query for the variables that [`of`] needs, and for how the log is written.
 pub const VARIABLES: &str = "SHOW GLOBAL VARIABLES WHERE variable_name IN ('aria_log_dir_path', 'datadir', \
     'innodb_data_file_path', 'innodb_data_home_dir', 'innodb_doublewrite_dir', \
     'innodb_flush_log_at_trx_commit', 'innodb_log_group_home_dir', 'innodb_undo_directory', 'log_bin_basename', 'relay_log_basename')";
 
-/// Variables that are directories, and may be absent or empty.
+/// Variables that name a directory, and may be absent or empty.
 const DIRECTORIES: [&str; 5] = [
     "aria_log_dir_path",
     "innodb_data_home_dir",
@@ -28,11 +28,11 @@ const DIRECTORIES: [&str; 5] = [
     "innodb_log_group_home_dir",
     "innodb_undo_directory",
 ];
-/// Variables that are the beginnings of names of files.
+/// Variables that are prefixes of file paths.
 const BEGINNINGS: [&str; 2] = ["log_bin_basename", "relay_log_basename"];
-/// How many directories are looked at before those on the same file system are taken together.
+/// Maximum number of directories that are examined before those on the same file system are merged.
 const MOST_FOUND: usize = 16 * 1024;
-/// The longest path in a file that says where a table is.
+/// Maximum length of the path in an `.isl` file.
 const LONGEST: u64 = 4096;
 
 #[allow(clippy::cast_possible_truncation, reason = "as struct flock has them; the numbers are below 3")]
@@ -44,11 +44,12 @@ const SEEK_SET: libc::c_short = libc::SEEK_SET as libc::c_short;
 
 type Variables = BTreeMap<String, String>;
 
-/// The directories, with all links followed. They are those of the process `server`: it locks a file in them. One in a container,
-/// or with mounts of its own, may have others under the same paths.
+/// Returns the directories, with all links followed. Checks that the process `server` has locked a file in them,
+/// because for a server in a container, or with mounts of its own, the same paths may lead to other directories
+/// here.
 ///
 /// # Errors
-/// If one of them cannot be looked at, or is of another process, or it takes too long: then nothing is known.
+/// If a directory cannot be examined, belongs to another process, or it takes too long: then none is known.
 pub fn of(variables: &Variables, server: i32, until: Instant) -> Result<Vec<PathBuf>, Problem> {
     let home = home(variables)?;
     let value = |name: &str| variables.get(name).map(String::as_str).filter(|value| !value.is_empty());
@@ -70,17 +71,17 @@ pub fn of(variables: &Variables, server: i32, until: Instant) -> Result<Vec<Path
     for name in &files {
         found.insert(resolve(parent(&base.join(name)))?);
     }
-    // Without InnoDB there is Aria.
+    // Without InnoDB, check the control file of Aria.
     let logs = home.join(value("aria_log_dir_path").unwrap_or_default());
     is_locked(&files.first().map_or_else(|| logs.join("aria_log_control"), |name| base.join(name)), server)?;
     links(home, 1, &mut found, until)?;
     bounded(found)
 }
 
-/// Refuses a file on which the process has no lock.
+/// Checks that the process has locked a file.
 fn is_locked(path: &Path, server: i32) -> Result<(), Problem> {
     let file = File::open(path).map_err(|error| cannot_look(path, &error))?;
-    // Of the whole file.
+    // A start and length of 0 mean the whole file.
     let mut lock = libc::flock { l_type: F_WRLCK, l_whence: SEEK_SET, l_start: 0, l_len: 0, l_pid: 0 };
     fcntl(&file, FcntlArg::F_GETLK(&mut lock)).map_err(|error| cannot_look(path, &error.into()))?;
     if lock.l_type == F_UNLCK || lock.l_pid != server {
@@ -95,7 +96,7 @@ fn is_locked(path: &Path, server: i32) -> Result<(), Problem> {
 /// Adds the directories of these files.
 ///
 /// # Errors
-/// As of [`of`].
+/// The errors of [`of`].
 pub fn add_files(
     directories: &mut Vec<PathBuf>,
     variables: &Variables,
@@ -115,7 +116,8 @@ fn home(variables: &Variables) -> Result<&Path, Problem> {
     home.ok_or_else(|| Problem::new("the server does not report its data directory (datadir)"))
 }
 
-/// Databases and tables that are links to another place, and `.isl` files, which hold the path of a table that is somewhere else.
+/// Adds the targets of databases and tables that are symbolic links, and of `.isl` files, which contain the path
+/// of a table elsewhere.
 fn links(
     directory: &Path,
     deeper: u32,
@@ -131,7 +133,7 @@ fn links(
             links(&path, deeper - 1, found, until)?;
         } else if kind.is_symlink() {
             let target = resolve(&path)?;
-            // A database that is elsewhere may have tables that are elsewhere again.
+            // A database in another directory may contain links itself.
             if target.is_dir() && deeper > 0 {
                 links(&target, deeper - 1, found, until)?;
             }
@@ -149,7 +151,7 @@ fn links(
     Ok(())
 }
 
-/// One for each file system is enough, if there are more than there is room for.
+/// Keeps one directory for each file system if there are more than the maximum.
 fn bounded(found: BTreeSet<PathBuf>) -> Result<Vec<PathBuf>, Problem> {
     if found.len() <= MOST_DIRECTORIES {
         return Ok(found.into_iter().collect());
@@ -196,7 +198,7 @@ mod tests {
         Instant::now() + Duration::from_secs(30)
     }
 
-    /// A process that has locked a file.
+    /// Starts a process that has locked a file.
     fn locking(path: &Path) -> std::process::Child {
         let program = "use Fcntl qw(:DEFAULT :flock F_SETLK F_WRLCK); open(my $file, '+<', $ARGV[0]) or die; \
                        my $lock = pack('s s x4 q q l x4', F_WRLCK, 0, 0, 0, 0); fcntl($file, F_SETLK, $lock) or die; \
@@ -240,14 +242,14 @@ mod tests {
         std::fs::write(top.join("more/ibdata2"), "").unwrap();
         let unlocked = of(&variables, 1, soon()).unwrap_err();
         assert!(unlocked.to_string().contains("does not belong to the server"), "{unlocked}");
-        // A process does not see its own locks.
+        // F_GETLK does not report a process's own locks, so another process has to hold this one.
         let mut server = locking(&top.join("data/ibdata1"));
         let number = server.id().cast_signed();
         let found = of(&variables, number, soon()).unwrap();
         assert!(of(&variables, number + 1, soon()).is_err());
         let expected = ["data", "elsewhere/c", "linked", "log", "more", "redo", "table/d", "undo"];
         assert_eq!(found, expected.map(|name| top.join(name)));
-        // What is not there, or takes too long, is no place less.
+        // A directory that is missing, or takes too long, is an error: it must not be left out silently.
         assert!(of(&variables, number, Instant::now()).is_err());
         variables.insert("innodb_undo_directory".to_owned(), text("nowhere"));
         assert!(of(&variables, number, soon()).unwrap_err().to_string().contains("nowhere"));

@@ -1,39 +1,39 @@
-//! The fields of packets, as far as this client reads them: pure, and of bytes that may be anybody's.
+//! Fields of packets, as far as this client reads them: pure, and safe for bytes from an untrusted source.
 
-/// What is left of a packet.
+/// Rest of a packet that was not parsed yet.
 #[derive(Debug, Clone, Copy)]
 pub struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// Of a whole packet.
+    /// Begins to parse a whole packet.
     pub fn of(packet: &'a [u8]) -> Self {
         Self(packet)
     }
 
-    /// Whether nothing is left.
+    /// Returns whether the packet has no bytes left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The next bytes.
+    /// Takes the next `length` bytes; `None` if fewer are left.
     pub fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some(taken)
     }
 
-    /// The next byte.
+    /// Takes the next byte.
     pub fn byte(&mut self) -> Option<u8> {
         self.bytes(1)?.first().copied()
     }
 
-    /// A number of so many bytes, at most 8, the lowest first.
+    /// Takes a little-endian number of `length` bytes, at most 8.
     pub fn number(&mut self, length: usize) -> Option<u64> {
         let bytes = self.bytes(length)?;
         Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// Bytes up to a zero, which is taken as well.
+    /// Takes bytes up to a zero byte, which is taken as well.
     pub fn terminated(&mut self) -> Option<&'a [u8]> {
         let length = self.0.iter().position(|byte| *byte == 0)?;
         let taken = self.bytes(length)?;
@@ -41,25 +41,25 @@ impl<'a> Fields<'a> {
         Some(taken)
     }
 
-    /// A number with its length before it.
+    /// Takes a length-encoded number.
     pub fn counted_number(&mut self) -> Option<u64> {
         match self.byte()? {
             small @ 0..=0xfa => Some(small.into()),
             0xfc => self.number(2),
             0xfd => self.number(3),
             0xfe => self.number(8),
-            // NULL, and the beginning of an error.
+            // 0xfb is NULL, and 0xff begins an error.
             _ => None,
         }
     }
 
-    /// Bytes with their length before them.
+    /// Takes a length-encoded string.
     pub fn counted(&mut self) -> Option<&'a [u8]> {
         let length = self.counted_number()?;
         self.bytes(usize::try_from(length).ok()?)
     }
 
-    /// The same, where NULL may be in their place.
+    /// Takes a length-encoded string, or NULL.
     #[allow(clippy::option_option, reason = "nothing that could be read, and NULL")]
     pub fn value(&mut self) -> Option<Option<&'a [u8]>> {
         if self.0.first() == Some(&0xfb) {
@@ -69,7 +69,7 @@ impl<'a> Fields<'a> {
         self.counted().map(Some)
     }
 
-    /// All that is left.
+    /// Takes all remaining bytes.
     pub fn rest(self) -> &'a [u8] {
         self.0
     }
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(fields.counted(), Some(&b"z"[..]));
         assert_eq!(fields.counted_number(), Some(0x102));
         assert!(fields.is_empty() && fields.byte().is_none() && fields.value().is_none());
-        // A length that no packet has, and no end.
+        // A length that no packet can have, and a text without its terminator.
         assert_eq!(Fields::of(b"\xfe\xff\xff\xff\xff\xff\xff\xff\xffabc").counted(), None);
         assert_eq!(Fields::of(b"abc").terminated(), None);
     }

@@ -1,5 +1,6 @@
-//! How a MySQL is held: by `LOCK INSTANCE FOR BACKUP`, which stops changes of tables and lets transactions go on, since
-//! InnoDB recovers those from what is on the disk. `performance_schema.log_status` has positions that belong together.
+//! Hold of a MySQL by `LOCK INSTANCE FOR BACKUP`, which stops changes of table definitions but lets transactions
+//! continue, because InnoDB recovers them from the disk. `performance_schema.log_status` returns positions that
+//! are consistent with each other.
 
 use std::time::Instant;
 
@@ -8,16 +9,16 @@ use serde_json::Value;
 use super::session::Session;
 use super::{AGAIN, Held, MOST_FLUSH, Positions, Problem, directories, keep, same, version};
 
-/// The first version that has the lock.
+/// First version that has the lock.
 const FIRST: (u32, u32, u32) = (8, 0, 11);
-/// Tables that are not recovered from a log, so that a snapshot may have half of a change.
+/// Query for a table that is not recovered from a log, so that a snapshot may contain half of a change.
 const OTHERS: &str = "SELECT CONCAT(table_schema, '.', table_name), engine FROM information_schema.tables \
     WHERE engine IN ('MyISAM', 'MRG_MYISAM', 'CSV', 'ARCHIVE', 'ROCKSDB', 'TokuDB', 'ndbcluster') \
     AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys') LIMIT 1";
-/// Whether the user sees all tables: those on which it has no privilege are not listed.
+/// Query for whether the user sees all tables: those on which it has no privilege are not listed.
 const SEES_ALL: &str = "SELECT COUNT(*) FROM information_schema.user_privileges \
     WHERE REPLACE(grantee, '''', '') = CURRENT_USER() AND privilege_type = 'SELECT'";
-/// Files of tables that are somewhere else.
+/// Query for the files of tables outside the data directory.
 const FILES: &str =
     "SELECT path FROM information_schema.innodb_datafiles WHERE path NOT LIKE './%' LIMIT 1024";
 
@@ -45,14 +46,15 @@ pub fn hold(session: &mut Session, until: Instant) -> Result<Held, Problem> {
     let files = session.query(FILES, until)?;
     directories::add_files(&mut directories, &variables, files.into_iter().flatten().flatten())?;
     let positions = positions(session, until)?;
-    // With innodb_flush_log_at_trx_commit other than 1, transactions are acknowledged, and counted above, before that.
+    // If innodb_flush_log_at_trx_commit is not 1, transactions are acknowledged, and included in the position above,
+    // before the log is written.
     session.execute("FLUSH LOCAL ENGINE LOGS", until)?;
     is_flushed(session, &positions, until)?;
     Ok(Held { version: format!("MySQL {known}"), positions, directories })
 }
 
-/// The log is on the disk up to the position, as far as the server says it (8.0.30 and later): one that it writes or syncs once a
-/// second is waited for, while transactions go on.
+/// Waits until the log is on the disk up to the position, as far as the server reports that (8.0.30 and later).
+/// This covers a log that is written or synced once a second, while transactions continue.
 fn is_flushed(session: &mut Session, positions: &Positions, until: Instant) -> Result<(), Problem> {
     let committed = positions.get("lsn").cloned().unwrap_or_default();
     let latest = until.min(Instant::now() + MOST_FLUSH);
@@ -110,7 +112,7 @@ mod tests {
         ["8a94f357-aab4-11df-86ab-c80aa9429562", local, engines].map(|text| Some(text.to_owned())).to_vec()
     }
 
-    /// As the reference manual of the server shows it.
+    /// Parses the example in the reference manual of the server.
     #[test]
     fn positions_are_those_of_the_status_of_the_logs() {
         let local = r#"{"gtid_executed": "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5,\n4e11fa47-71ca-11e1-9e33-c80aa9429562:1",

@@ -1,74 +1,76 @@
-//! What a server and its client say to each other, as far as this client needs it: pure. See the client/server protocol in
-//! the documentation of either server.
+//! Client/server protocol of MySQL and MariaDB, as far as this client needs it: pure. See the documentation of the
+//! protocol by either server.
 
 use super::fields::Fields;
 
-/// `CLIENT_LONG_PASSWORD`, `CLIENT_PROTOCOL_41`, `CLIENT_TRANSACTIONS`, `CLIENT_RESERVED2` (the authentication of 4.1) and
-/// `CLIENT_PLUGIN_AUTH`: nothing that makes answers more than they have to be, such as several results, compression or files.
+/// Capabilities `CLIENT_LONG_PASSWORD`, `CLIENT_PROTOCOL_41`, `CLIENT_TRANSACTIONS`, `CLIENT_RESERVED2` (the
+/// authentication of 4.1) and `CLIENT_PLUGIN_AUTH`: none that would make answers more complex, such as multiple
+/// results, compression or files.
 const CAPABILITIES: u32 = 0x1 | 0x200 | 0x2000 | 0x8000 | 0x8_0000;
-/// What of it a server has to offer.
+/// Capabilities among them that a server must offer.
 const NEEDED: u32 = 0x200 | 0x8000 | 0x8_0000;
-/// The version of the protocol that every server since 4.1 has.
+/// Version of the protocol, the same for every server since 4.1.
 const PROTOCOL: u8 = 10;
-/// `utf8mb4_general_ci`
+/// Collation `utf8mb4_general_ci`.
 const UTF8: u8 = 45;
-/// What the client takes at most in one packet, in bytes.
+/// Maximum size of a packet that the client accepts, in bytes.
 const MOST_TAKEN: u32 = 64 * 1024;
 
-/// What a server says first.
+/// First message of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
-    /// Such as `8.0.36` or `5.5.5-10.11.6-MariaDB`.
+    /// Version of the server, such as `8.0.36` or `5.5.5-10.11.6-MariaDB`.
     pub version: String,
-    /// By which it checks passwords, unless an account says something else.
+    /// Authentication plugin that is used unless the account has a different one.
     pub plugin: String,
 }
 
-/// An error of the server.
+/// Error message of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerError {
-    /// Its number, such as 1205.
+    /// Error number, such as 1205.
     pub code: u16,
-    /// In its words.
+    /// Message text from the server.
     pub message: String,
 }
 
-/// What a server answers to a login.
+/// Answer of a server to a login.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Login {
-    /// It is done.
+    /// The login has succeeded.
     Done,
-    /// The account is checked by another plugin.
+    /// The account uses a different authentication plugin.
     Switch(String),
-    /// The plugin asks something, such as for a password.
+    /// The plugin requests more data, such as a password.
     More,
-    /// It is refused.
+    /// The login is refused.
     Refused(ServerError),
 }
 
-/// The beginning of an answer to a query.
+/// First packet of an answer to a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// It is done, and has no rows.
+    /// The statement has succeeded, and returns no rows.
     Done,
-    /// So many columns come, and rows after them.
+    /// The statement returns this number of columns, whose definitions follow, and then rows.
     Columns(u64),
-    /// It has failed.
+    /// The statement has failed.
     Failed(ServerError),
 }
 
-/// What comes after the columns.
+/// Packet after the column definitions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Row {
-    /// The values of a row, in the order of the columns.
+    /// Values of a row, in the order of the columns.
     Values(Vec<Option<String>>),
-    /// There are no more.
+    /// End of the rows.
     End,
-    /// It has failed.
+    /// The statement has failed while rows were sent.
     Failed(ServerError),
 }
 
-/// The first packet of a connection; nothing if it is no greeting of a server that this client can speak with.
+/// Parses the first packet of a connection; `None` if it is not the greeting of a server that this client
+/// supports.
 pub fn greeting(packet: &[u8]) -> Option<Result<Greeting, ServerError>> {
     let mut fields = Fields::of(packet);
     match fields.byte()? {
@@ -89,12 +91,12 @@ pub fn greeting(packet: &[u8]) -> Option<Result<Greeting, ServerError>> {
     }
     let _reserved = fields.bytes(10)?;
     let _challenge = fields.bytes(challenge.saturating_sub(8).max(13))?;
-    // Some leave out the zero at the end.
+    // Some servers leave out the zero byte at the end.
     let plugin = fields.terminated().unwrap_or_else(|| fields.rest());
     Some(Ok(Greeting { version, plugin: text(plugin) }))
 }
 
-/// The login of a user without a password.
+/// Builds the login of a user without a password.
 pub fn login(user: &str, plugin: &str) -> Vec<u8> {
     let mut packet = Vec::with_capacity(64 + user.len() + plugin.len());
     packet.extend(CAPABILITIES.to_le_bytes());
@@ -103,14 +105,14 @@ pub fn login(user: &str, plugin: &str) -> Vec<u8> {
     packet.extend([0; 23]);
     packet.extend(user.bytes().filter(|byte| *byte != 0));
     packet.push(0);
-    // The length of what a password comes to.
+    // Length of the authentication data: there is no password.
     packet.push(0);
     packet.extend(plugin.bytes().filter(|byte| *byte != 0));
     packet.push(0);
     packet
 }
 
-/// An answer to a login; nothing if it is none.
+/// Parses an answer to a login; `None` if the packet is not one.
 pub fn login_answer(packet: &[u8]) -> Option<Login> {
     let mut fields = Fields::of(packet);
     Some(match fields.byte()? {
@@ -122,7 +124,7 @@ pub fn login_answer(packet: &[u8]) -> Option<Login> {
     })
 }
 
-/// The first packet of an answer to a query; nothing if it is none.
+/// Parses the first packet of an answer to a query; `None` if the packet is not one.
 pub fn answer(packet: &[u8]) -> Option<Answer> {
     let mut fields = Fields::of(packet);
     match *packet.first()? {
@@ -138,12 +140,13 @@ pub fn answer(packet: &[u8]) -> Option<Answer> {
     }
 }
 
-/// Whether a packet ends the columns, or the rows.
+/// Returns whether a packet ends the column definitions, or the rows.
 fn is_end(packet: &[u8]) -> bool {
     packet.first() == Some(&0xfe) && packet.len() < 9
 }
 
-/// What a packet among the columns is: whether it is the last one, or an error; nothing if it is none.
+/// Parses a packet among the column definitions: returns whether it is the end of them, or the error; `None` if it
+/// is malformed.
 pub fn column(packet: &[u8]) -> Option<Result<bool, ServerError>> {
     let mut fields = Fields::of(packet);
     match fields.byte()? {
@@ -152,7 +155,7 @@ pub fn column(packet: &[u8]) -> Option<Result<bool, ServerError>> {
     }
 }
 
-/// A packet after the columns; nothing if it is neither a row of so many values nor an end.
+/// Parses a packet after the columns; `None` if it is neither a row with this number of values nor the end.
 pub fn row(packet: &[u8], columns: usize) -> Option<Row> {
     let mut fields = Fields::of(packet);
     if packet.first() == Some(&0xff) {
@@ -169,11 +172,11 @@ pub fn row(packet: &[u8], columns: usize) -> Option<Row> {
     fields.is_empty().then_some(Row::Values(values))
 }
 
-/// An error, behind its first byte.
+/// Parses an error, without its first byte.
 fn error(mut fields: Fields<'_>) -> Option<ServerError> {
     let code = u16::try_from(fields.number(2)?).ok()?;
     let mut message = fields.rest();
-    // Before the client has said what it can do, there is no SQL state.
+    // An error before the client has sent its capabilities has no SQL state.
     if let [b'#', state @ ..] = message {
         message = state.get(5..)?;
     }
@@ -190,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// What a MariaDB 10.11 has sent.
+    /// Greeting captured from a MariaDB 10.11.
     const GREETING: &[u8] = b"\n5.5.5-10.11.19-MariaDB-0+deb12u1-log\x00\n\x00\x00\x00puy#=J=4\x00\xfe\xf7\x08\x02\x00\xff\x81\x15\x00\
         \x00\x00\x00\x00\x00\x1d\x00\x00\x00+x?o3MkT@%7%\x00mysql_native_password\x00";
 
@@ -219,7 +222,7 @@ mod tests {
         assert!(matches!(refused, Some(Login::Refused(ServerError { code: 1698, .. }))), "{refused:?}");
         assert_eq!(answer(b"\0\0\0\x02\0\0\0"), Some(Answer::Done));
         assert_eq!(answer(b"\x02"), Some(Answer::Columns(2)));
-        // A file that the server asks for.
+        // A request of the server for a local file (LOAD DATA LOCAL) is refused.
         assert_eq!(answer(b"\xfb/etc/passwd"), None);
         let failed = answer(b"\xffz\x04#42S02Table 'mysql.nosuch' doesn't exist");
         assert!(matches!(failed, Some(Answer::Failed(ServerError { code: 1146, .. }))), "{failed:?}");

@@ -1,8 +1,9 @@
-//! MySQL 8 and later, and MariaDB 10.5 and later, over the server's unix socket.
+//! MySQL 8 and later, and MariaDB 10.5 and later, over the server's Unix socket.
 //!
-//! Both are held by a session of their own kind of backup: [`stages`] of MariaDB, which end with no commit going on, and the
-//! [`instance`] lock of MySQL, which lets commits go on and stops changes of tables. Either is released by the server when the
-//! session ends. What is not on the disk by itself, a redo log that is written once a second, is flushed before.
+//! Both are held by a session with their own kind of backup lock: the [`stages`] of MariaDB, the last of which
+//! blocks commits, and the [`instance`] lock of MySQL, which blocks changes of table definitions but not commits.
+//! The server releases either when the session ends. A redo log that is written only once a second is flushed
+//! before.
 
 mod directories;
 mod fields;
@@ -21,23 +22,23 @@ use nix::unistd::{Uid, User};
 use super::{Application, Held, MOST_TEXT, Positions, Problem};
 use session::Session;
 
-/// How long the server waits for a lock, in seconds: less than its users notice as an outage.
+/// Timeout of the server for locks, in seconds: shorter than a pause that its users would notice as an outage.
 const LOCK_WAIT: u32 = 5;
-/// How long a log that is written once a second is waited for, and how often it is looked at.
+/// Maximum wait for a log that is written once a second, and the interval of checking it.
 const MOST_FLUSH: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_millis(10);
-/// How long it keeps a session that says nothing, in seconds: longer than any freeze.
+/// Time after which the server ends an idle session, in seconds: longer than any freeze.
 const IDLE: u32 = 24 * 60 * 60;
 
-/// One server.
+/// Client of one server.
 pub struct Server {
     socket: PathBuf,
     held: Option<(Session, Positions)>,
-    /// In place of a session that there is not.
+    /// Stands in for the session while none is held.
     none: Stdin,
 }
 
-/// The server that listens on this socket, such as `/run/mysqld/mysqld.sock`.
+/// Returns the client of the server that listens on this socket, such as `/run/mysqld/mysqld.sock`.
 pub fn at(socket: &str) -> Box<dyn Application> {
     Box::new(Server { socket: socket.into(), held: None, none: std::io::stdin() })
 }
@@ -48,7 +49,8 @@ impl Application for Server {
         let user =
             user.ok_or_else(|| Problem::new(format_args!("the user {} has no name", Uid::effective())))?;
         let mut session = Session::open(&self.socket, &user, until)?;
-        // Of the other two the server's own settings may make something else of what is asked below, or end an idle session.
+        // `sql_mode` and `autocommit` are set because the server's settings may change the meaning of the queries below,
+        // and `wait_timeout` because they may end an idle session.
         let statement = format!(
             "SET SESSION lock_wait_timeout = {LOCK_WAIT}, SESSION wait_timeout = {IDLE}, SESSION sql_mode = '', SESSION autocommit = 1"
         );
@@ -85,7 +87,7 @@ fn not_held() -> Problem {
     Problem::new("the database is not held")
 }
 
-/// Keeps what there is of a position, and says where it was cut.
+/// Stores a position, unless it is empty. A text that is too long is cut and ends with an ellipsis.
 fn keep(positions: &mut Positions, name: &'static str, text: impl Into<String>) {
     let mut text = text.into();
     if text.is_empty() {
@@ -99,7 +101,7 @@ fn keep(positions: &mut Positions, name: &'static str, text: impl Into<String>) 
     positions.insert(name, text);
 }
 
-/// The server is the one that was held.
+/// Checks that the server is the one that was held.
 fn same(before: &Positions, after: &Positions, names: &[&str]) -> Result<(), Problem> {
     for name in names {
         if before.get(*name) != after.get(*name) {
@@ -113,7 +115,7 @@ fn same(before: &Positions, after: &Positions, names: &[&str]) -> Result<(), Pro
     Ok(())
 }
 
-/// The first number of a version, and the second and third one.
+/// Parses the three numbers of a version.
 fn version(text: &str) -> (u32, u32, u32) {
     let mut numbers =
         text.split(|character: char| !character.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));

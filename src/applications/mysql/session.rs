@@ -1,4 +1,4 @@
-//! A session with a server over its unix socket: a login without a password, and one query at a time.
+//! Session with a server over its Unix socket: a login without a password, and one query at a time.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
@@ -12,42 +12,43 @@ use super::messages::{self, Answer, Login, Row, ServerError};
 use crate::applications::Problem;
 use crate::applications::connection::Connection;
 
-/// The longest packet, in bytes: no value that is asked for is longer.
+/// Maximum size of a packet in bytes: no requested value is longer.
 const MOST_PACKET: usize = 64 * 1024;
-/// How many columns and rows an answer has at most.
+/// Maximum numbers of columns and rows of an answer.
 const MOST_COLUMNS: u64 = 64;
 const MOST_ROWS: usize = 1024;
-/// The longest answer, in bytes of all of its rows.
+/// Maximum size of an answer, in bytes of all of its rows.
 const MOST_BYTES: usize = 1024 * 1024;
-/// How many plugins a server asks for in turn at most.
+/// Maximum number of times that a server may switch the authentication plugin.
 const MOST_SWITCHES: usize = 8;
-/// `COM_QUERY`
+/// Command `COM_QUERY`.
 const QUERY: u8 = 3;
-/// `ER_ACCESS_DENIED_ERROR`, `ER_ACCESS_DENIED_NO_PASSWORD_ERROR`, `ER_SPECIFIC_ACCESS_DENIED_ERROR`, `ER_TABLEACCESS_DENIED_ERROR`.
+/// Errors `ER_ACCESS_DENIED_ERROR` and `ER_ACCESS_DENIED_NO_PASSWORD_ERROR`, and in the line below
+/// `ER_SPECIFIC_ACCESS_DENIED_ERROR` and `ER_TABLEACCESS_DENIED_ERROR`.
 const DENIED: [u16; 2] = [1045, 1698];
 const NOT_GRANTED: [u16; 2] = [1227, 1142];
-/// `ER_LOCK_WAIT_TIMEOUT`
+/// Error `ER_LOCK_WAIT_TIMEOUT`.
 const LOCKED: u16 = 1205;
 
-/// The rows of an answer.
+/// Rows of an answer; `None` is NULL.
 pub type Rows = Vec<Vec<Option<String>>>;
 
-/// A session that has logged in.
+/// Session that has logged in.
 #[derive(Debug)]
 pub struct Session {
     connection: Connection,
-    /// The number of the next packet.
+    /// Sequence number of the next packet.
     sequence: u8,
     user: String,
-    /// What the server says that it is.
+    /// Version that the server reports.
     pub version: String,
 }
 
 impl Session {
-    /// Logs in at the socket as the user of this name, whom the server knows by the process's credentials.
+    /// Logs in as the user with this name, whom the server authenticates by the credentials of the process.
     ///
     /// # Errors
-    /// If there is no such server, or it wants a password; the words then say how to let this user in.
+    /// If there is no such server, or it requires a password; the message then says how to let this user in.
     pub fn open(socket: &Path, user: &str, until: Instant) -> Result<Self, Problem> {
         let connection = Connection::open(socket, until)?;
         let mut session = Self { connection, sequence: 0, user: user.to_owned(), version: String::new() };
@@ -59,7 +60,7 @@ impl Session {
             let answer = session.receive(until)?;
             match messages::login_answer(&answer).ok_or_else(strange)? {
                 Login::Done => return Ok(session),
-                // Whatever checks it: there is no password to tell.
+                // Empty for any plugin: there is no password to send.
                 Login::Switch(_) => session.send(&[], until)?,
                 Login::More => return Err(session.no_entry("it asks for a password")),
                 Login::Refused(error) if DENIED.contains(&error.code) => {
@@ -71,33 +72,33 @@ impl Session {
         Err(session.no_entry("it asks for one plugin after the other"))
     }
 
-    /// The process that listens.
+    /// Returns the PID of the process that listens.
     pub fn server(&self) -> i32 {
         self.connection.server()
     }
 
-    /// Whether this is a MariaDB.
+    /// Returns whether the server is a MariaDB.
     pub fn is_mariadb(&self) -> bool {
         self.version.contains("MariaDB")
     }
 
-    /// The version as people know it, without what MariaDB puts before it for old replicas.
+    /// Returns the version without the prefix that MariaDB adds for old replicas.
     pub fn plain_version(&self) -> &str {
         self.version.strip_prefix("5.5.5-").filter(|_| self.is_mariadb()).unwrap_or(&self.version)
     }
 
-    /// Has a statement done that has no rows.
+    /// Executes a statement that returns no rows.
     ///
     /// # Errors
-    /// If it fails, or is not done until then.
+    /// If it fails, or has not ended by the deadline.
     pub fn execute(&mut self, statement: &str, until: Instant) -> Result<(), Problem> {
         self.query(statement, until).map(drop)
     }
 
-    /// The rows of an answer.
+    /// Runs a query and returns its rows.
     ///
     /// # Errors
-    /// If the query fails, the answer is too long, or is not there until then.
+    /// If the query fails, or its answer is too long or incomplete at the deadline.
     pub fn query(&mut self, statement: &str, until: Instant) -> Result<Rows, Problem> {
         self.sequence = 0;
         let mut packet = Vec::with_capacity(statement.len() + 1);
@@ -131,10 +132,11 @@ impl Session {
         }
     }
 
-    /// The rows of a query with names and values, such as `SHOW VARIABLES`; names in lower case, and NULL is absent.
+    /// Runs a query that returns names and values, such as `SHOW VARIABLES`. Names are converted to lower case, and
+    /// NULL values are left out.
     ///
     /// # Errors
-    /// As of [`Self::query`].
+    /// The errors of [`Self::query`].
     pub fn named(&mut self, statement: &str, until: Instant) -> Result<BTreeMap<String, String>, Problem> {
         let rows = self.query(statement, until)?;
         let pair = |row: Vec<Option<String>>| {
@@ -145,10 +147,10 @@ impl Session {
         Ok(rows.into_iter().filter_map(pair).collect())
     }
 
-    /// The values of the only row.
+    /// Returns the values of the only row.
     ///
     /// # Errors
-    /// As of [`Self::query`], and if there is another number of rows.
+    /// The errors of [`Self::query`]; or if the answer has no row, or several.
     pub fn row(&mut self, statement: &str, until: Instant) -> Result<Vec<Option<String>>, Problem> {
         let mut rows = self.query(statement, until)?;
         match (rows.pop(), rows.is_empty()) {
@@ -157,10 +159,11 @@ impl Session {
         }
     }
 
-    /// Nobody speaks unasked in this protocol: what can be read is the end of the session, or its reason.
+    /// Checks that the session is open. The server sends nothing unasked in this protocol, so anything that can be
+    /// read is the end of the session, or the reason for it.
     ///
     /// # Errors
-    /// If there is anything.
+    /// If anything can be read.
     pub fn check(&self) -> Result<(), Problem> {
         let mut byte = [0];
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
@@ -170,7 +173,7 @@ impl Session {
         }
     }
 
-    /// How to let the user in.
+    /// Returns the problem of a refused login, which says how to let the user in.
     fn no_entry(&self, said: &str) -> Problem {
         let user = &self.user;
         let how = if self.is_mariadb() { "VIA unix_socket" } else { "WITH auth_socket" };
@@ -181,7 +184,7 @@ impl Session {
         ))
     }
 
-    /// A problem of a user that may do too little.
+    /// Returns the problem of a user that lacks privileges.
     pub fn needs(&self, what: &str) -> Problem {
         Problem::new(format_args!("{what}; run {}", self.grant()))
     }

@@ -1,7 +1,7 @@
-//! How a MariaDB is held: by the stages of its own backup, `BACKUP STAGE START` to `BLOCK_COMMIT`.
+//! Hold of a MariaDB by the stages of its own backup, from `BACKUP STAGE START` to `BLOCK_COMMIT`.
 //!
-//! In the last stage no transaction is committed, and no table of Aria or MyISAM is written to, so it is entered last, and
-//! until the release positions do not change: if one has, the lock did not last.
+//! In the last stage no transaction is committed, and no Aria or MyISAM table is written to, so this stage is
+//! entered last. Until the release the positions must not change: if one has, the lock did not last.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,13 +9,14 @@ use std::time::Instant;
 use super::session::Session;
 use super::{AGAIN, Held, MOST_FLUSH, Positions, Problem, directories, keep, same, version};
 
-/// The first version whose stages are as they are here.
+/// First version whose backup stages work as described here.
 const FIRST: (u32, u32, u32) = (10, 5, 0);
-/// How long it may take to have no commit, in seconds, while new ones wait.
+/// Timeout for blocking commits, in seconds: new commits wait during that time.
 const COMMIT_WAIT: u32 = 1;
-/// `innodb_flush_log_at_trx_commit` where the log is written at each commit, and synced once a second.
+/// Value of `innodb_flush_log_at_trx_commit` with which the log is written at each commit, and synced once a
+/// second.
 const WRITTEN: &str = "2";
-/// What tells one server, and its data, from another, and does not change while no transaction is committed.
+/// Positions that identify the server and its data, and do not change while no transaction is committed.
 const HELD: [&str; 6] =
     ["server", "server-id", "gtid-binlog", "gtid-current", "binlog-file", "binlog-position"];
 
@@ -51,8 +52,8 @@ pub fn release(session: &mut Session, before: &Positions, until: Instant) -> Res
     Ok(after)
 }
 
-/// Sees to it that what was acknowledged is on the disk, or at least in the system's cache, which the freeze writes. Says up to
-/// where; nothing if the server is without InnoDB.
+/// Makes sure that everything acknowledged is on the disk, or at least in the page cache, which the freeze writes
+/// back. Returns the position up to which it is, or `None` if the server has no InnoDB.
 fn flush(
     session: &mut Session,
     variables: &BTreeMap<String, String>,
@@ -60,11 +61,11 @@ fn flush(
 ) -> Result<Option<u64>, Problem> {
     let Some(committed) = log_position(session, "innodb_lsn_current", until)? else { return Ok(None) };
     session.execute("FLUSH LOCAL ENGINE LOGS", until)?;
-    // Of one that is written, and not synced, at each commit there is nothing more to know.
+    // A log that is written but not synced at each commit: the freeze syncs it, and its position needs no check.
     if variables.get("innodb_flush_log_at_trx_commit").is_some_and(|when| when == WRITTEN) {
         return Ok(Some(committed));
     }
-    // With 0 the server writes its log once a second, and FLUSH does not change that.
+    // With 0 the server writes its log once a second, and FLUSH does not change that: wait for it.
     let latest = until.min(Instant::now() + MOST_FLUSH);
     loop {
         let flushed = log_position(session, "innodb_lsn_flushed", until)?;
@@ -81,7 +82,7 @@ fn flush(
     }
 }
 
-/// A position in the log of InnoDB; nothing if the server is without it.
+/// Returns a position in the log of InnoDB, or `None` if the server has no InnoDB.
 fn log_position(session: &mut Session, name: &str, until: Instant) -> Result<Option<u64>, Problem> {
     let status = session.named(&format!("SHOW GLOBAL STATUS LIKE '{name}'"), until)?;
     let Some(text) = status.get(name) else { return Ok(None) };

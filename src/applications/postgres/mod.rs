@@ -1,14 +1,16 @@
-//! PostgreSQL 12 and later: a checkpoint, and then a session that is watched for as long as file systems are frozen.
+//! PostgreSQL 12 and later: a checkpoint, and then a session that is watched for as long as file systems are
+//! frozen.
 //!
-//! All file systems of the data are frozen together, which the agent checks, so that a snapshot is what the disks had at one
-//! moment: no backup mode is needed, and the server recovers from its log as after a power failure. What is added to that:
+//! All file systems with data are frozen together, which the agent checks, so that a snapshot is the state of the
+//! disks at one moment: no backup mode is needed, and the server recovers from its log as after a power failure.
+//! In addition:
 //!
-//! - `CHECKPOINT` shortens that recovery, and writes what is derived, such as the progress of logical replication.
-//! - the position in the log is known, up to which everything that was acknowledged is in the snapshot;
-//! - the data directory is proved to be that of the server that answers, by the number of its process in postmaster.pid;
-//! - the server lived from before the freeze until after the thaw: the same session asks for the position again.
+//! - `CHECKPOINT` shortens that recovery, and writes derived data, such as the progress of logical replication;
+//! - the position in the log is known: everything that was acknowledged up to there is in the snapshot;
+//! - the data directory is proved to be that of the server that answers, by the PID in postmaster.pid;
+//! - the server ran from before the freeze until after the thaw: the same session queries the position again.
 //!
-//! The session is that of the role with the name of the server's user, by peer authentication.
+//! The session uses the role with the name of the server's user, by peer authentication.
 
 mod session;
 mod wire;
@@ -24,10 +26,11 @@ use super::connection::left;
 use super::{Application, Held, Positions, Problem};
 use session::{Outcome, Session};
 
-/// The oldest version that is known to have all that is asked for.
+/// Oldest supported version, as a number: the queries are known to work from there on.
 const OLDEST: u32 = 120_000;
 
-/// Sessions that end by themselves would be taken for a server that has ended. (Older versions do not know all of these.)
+/// Query that turns off timeouts, because a session that ends by itself would look like a server that has ended.
+/// (Older versions lack some of these settings.)
 const NO_TIMEOUTS: &str = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('statement_timeout', \
     'lock_timeout', 'idle_session_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')";
 
@@ -37,27 +40,28 @@ const SERVER: &str = "SELECT current_setting('server_version'), current_setting(
 const TABLESPACES: &str =
     "SELECT pg_tablespace_location(oid) FROM pg_tablespace WHERE pg_tablespace_location(oid) <> ''";
 
-/// Where the server is. On a standby: what it has replayed, on the timeline of its last restart point.
+/// Query for the position of the server. On a standby: the replayed position, on the timeline of its last restart
+/// point.
 const POSITION: &str = "SELECT pg_is_in_recovery()::text, \
     CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, \
     CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint()) \
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int END::text, \
     (SELECT system_identifier FROM pg_control_system())::text";
 
-/// Up to where recovery has read the log when the server was started; nothing if it was shut down in an orderly way before. What the
-/// server writes by itself after that does not move it.
+/// Query for the position up to which recovery has read the log when the server was started; empty if it was shut
+/// down cleanly before. Later writes of the server do not change it.
 const RECOVERED: &str = "SELECT coalesce(pg_last_wal_replay_lsn()::text, '')";
 
-/// One server.
+/// Client of one server.
 pub struct Postgres {
     socket: PathBuf,
     session: Option<Session>,
     system: String,
-    /// Stands for the session where there is none.
+    /// Stands in for the session while none is held.
     none: std::io::Stdin,
 }
 
-/// The server behind the socket at this path, such as `/run/postgresql/.s.PGSQL.5432`.
+/// Returns the client of the server behind the socket at this path, such as `/run/postgresql/.s.PGSQL.5432`.
 pub fn at(socket: &str) -> Box<dyn Application> {
     Box::new(Postgres { socket: socket.into(), session: None, system: String::new(), none: std::io::stdin() })
 }
@@ -66,7 +70,7 @@ impl Application for Postgres {
     fn hold(&mut self, until: Instant) -> Result<Held, Problem> {
         let user = User::from_uid(Uid::effective()).ok().flatten();
         let user = user.ok_or_else(|| Problem::new("the user of the server has no name"))?.name;
-        // A large server may need more time for it than there is: the checkpoint is worth something, and not everything.
+        // A checkpoint of a large server may take too long. It is useful but not required, so it gets a part of the time.
         let mut session = Session::open(&self.socket, &user, until)?;
         let checkpoint = checkpoint(session, Instant::now() + left(until)? * 2 / 3);
         session = Session::open(&self.socket, &user, until)?;
@@ -116,7 +120,7 @@ fn not_held() -> Problem {
     Problem::new("no session is held")
 }
 
-/// Has the server make a checkpoint in a session of its own; says what became of it.
+/// Makes the server write a checkpoint, in a session of its own. Returns the result in words.
 fn checkpoint(mut session: Session, until: Instant) -> String {
     match session.query("CHECKPOINT", until) {
         Ok(Outcome::Rows(_)) => {
@@ -125,7 +129,7 @@ fn checkpoint(mut session: Session, until: Instant) -> String {
         }
         Ok(Outcome::Refused { code, words }) => {
             session.end(until);
-            // Of superusers; from version 15 on also of the members of a role.
+            // Only superusers may do this; from version 15 on also members of the role `pg_checkpoint`.
             let remedy =
                 if code == "42501" { "; GRANT pg_checkpoint TO the role, or use a superuser" } else { "" };
             format!("not done: {words}{remedy}")
@@ -147,8 +151,8 @@ fn position(session: &mut Session, until: Instant) -> Result<Positions, Problem>
     ]))
 }
 
-/// The data directory, which has to be that of the process `server` as seen from here: one in a container, or with mounts of its
-/// own, may have another one under the same path.
+/// Returns the data directory, after checking that it is that of the process `server`: for a server in a
+/// container, or with mounts of its own, the same path may lead to another directory here.
 fn data_directory(path: &Path, server: i32) -> Result<PathBuf, Problem> {
     let file = path.join("postmaster.pid");
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! A session with a server of PostgreSQL.
+//! Session with a PostgreSQL server.
 
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::path::Path;
@@ -11,40 +11,40 @@ use super::wire::{self, Message};
 use crate::applications::Problem;
 use crate::applications::connection::Connection;
 
-/// Rows of an answer.
+/// Maximum number of rows of an answer.
 const MOST_ROWS: usize = 1024;
-/// Messages that a server may send before an answer is complete.
+/// Maximum number of messages that a server may send before an answer is complete.
 const MOST_MESSAGES: usize = 4096;
 
-/// The session.
+/// Session with a server.
 #[derive(Debug)]
 pub struct Session {
     connection: Connection,
-    /// What of a message has come while nothing was asked.
+    /// Bytes of messages that have arrived without a query.
     unasked: Vec<u8>,
 }
 
-/// What a query has come to, if the session goes on.
+/// Result of a query after which the session can still be used.
 pub enum Outcome {
-    /// Its rows.
+    /// Rows of the answer.
     Rows(Vec<Vec<String>>),
     /// The server refuses it.
     Refused {
-        /// The SQLSTATE.
+        /// SQLSTATE of the error, five characters.
         code: String,
-        /// In words.
+        /// Message of the server.
         words: String,
     },
 }
 
 impl Session {
-    /// Connects as `user`, who has to be let in without a password.
+    /// Connects as `user`, who must be let in without a password.
     ///
     /// # Errors
-    /// If that is not so.
+    /// If the user is not, or the connection fails.
     pub fn open(socket: &Path, user: &str, until: Instant) -> Result<Self, Problem> {
         let mut refusal = None;
-        // One of them may have been removed.
+        // Either of these databases may have been removed.
         for database in ["postgres", "template1"] {
             let mut session = Self { connection: Connection::open(socket, until)?, unasked: Vec::new() };
             session.connection.send(&wire::startup(user, database), until)?;
@@ -57,7 +57,7 @@ impl Session {
         Err(not_let_in(user, &refusal.unwrap_or_default()))
     }
 
-    /// Waits until the server is ready; says why it is not.
+    /// Waits until the server is ready; returns the SQLSTATE and message if it refuses.
     fn greeted(&mut self, user: &str, until: Instant) -> Result<Option<(String, String)>, Problem> {
         for _ in 0..MOST_MESSAGES {
             match self.message(until)? {
@@ -72,15 +72,15 @@ impl Session {
         Err(endless())
     }
 
-    /// The process of the server.
+    /// Returns the PID of the server process.
     pub fn server(&self) -> i32 {
         self.connection.server()
     }
 
-    /// Asks.
+    /// Runs a query.
     ///
     /// # Errors
-    /// If no answer comes until then, or the session has ended.
+    /// If the answer is not complete by the deadline, or the session has ended.
     pub fn query(&mut self, text: &str, until: Instant) -> Result<Outcome, Problem> {
         self.connection.send(&wire::query(text), until)?;
         let (mut rows, mut refusal) = (Vec::new(), None);
@@ -100,10 +100,10 @@ impl Session {
         Err(endless())
     }
 
-    /// The rows that a query gives, each of so many columns.
+    /// Returns the rows of a query, each with this number of columns.
     ///
     /// # Errors
-    /// As [`Session::query`], and if the server refuses it.
+    /// The errors of [`Session::query`]; or if the server refuses the query.
     pub fn rows<const COLUMNS: usize>(
         &mut self,
         text: &str,
@@ -120,10 +120,10 @@ impl Session {
         }
     }
 
-    /// The only row.
+    /// Returns the only row.
     ///
     /// # Errors
-    /// As [`Session::rows`], and if there is none, or more.
+    /// The errors of [`Session::rows`]; or if the answer has no row, or several.
     pub fn row<const COLUMNS: usize>(
         &mut self,
         text: &str,
@@ -135,7 +135,7 @@ impl Session {
         Ok(row)
     }
 
-    /// Reads what has come without being asked for, and waits for nothing.
+    /// Reads what has arrived unasked, without waiting.
     ///
     /// # Errors
     /// If the session has ended, or is about to.
@@ -163,7 +163,7 @@ impl Session {
         self.unasked.first_chunk().map(|bytes| wire::head(*bytes)).transpose()
     }
 
-    /// The next message. What has come unasked is before it.
+    /// Receives the next message; begins with the bytes that have arrived unasked.
     fn message(&mut self, until: Instant) -> Result<Message, Problem> {
         let mut head = [0; 5];
         self.receive(&mut head, until)?;
@@ -181,9 +181,9 @@ impl Session {
         self.connection.receive(rest, until)
     }
 
-    /// Ends the session.
+    /// Ends the session in an orderly way.
     pub fn end(mut self, until: Instant) {
-        // It ends with the connection, too.
+        // A failure does not matter: closing the connection ends the session as well.
         let _ = self.connection.send(&wire::terminate(), until);
     }
 }

@@ -1,38 +1,38 @@
-//! The frontend/backend protocol of PostgreSQL, version 3, as far as a client needs it that only asks: what is sent, and what comes
-//! back. Pure functions of bytes.
+//! Frontend/backend protocol of PostgreSQL, version 3, as far as a client that only queries needs it: messages to
+//! send, and those received. Pure functions of bytes.
 
 use crate::applications::Problem;
 
-/// The longest message that is taken from a server, in bytes.
+/// Maximum size of a message from a server, in bytes.
 pub const MOST_MESSAGE: usize = 64 * 1024;
-/// Columns of a row.
+/// Maximum number of columns of a row.
 const MOST_COLUMNS: usize = 32;
 
-/// What a server sends; what this client has no use for is [`Message::Other`].
+/// Message from a server; those that this client does not need are [`Message::Other`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// The client is let in.
+    /// The client has been authenticated.
     Authenticated,
-    /// It is not before it has proved something: the method's name.
+    /// The server asks the client to authenticate by this method.
     Authenticate(&'static str),
-    /// An error, in words with its SQLSTATE.
+    /// Error with its SQLSTATE and text.
     Error {
-        /// Five characters.
+        /// SQLSTATE, five characters.
         code: String,
-        /// The message.
+        /// Text of the error.
         words: String,
     },
-    /// A row; absent values are empty.
+    /// Row of an answer; NULL values are empty.
     Row(Vec<String>),
-    /// The next query may be sent.
+    /// The server is ready for the next query.
     Ready,
-    /// Something else.
+    /// Any other message.
     Other,
 }
 
-/// The first message: lets in `user` to `database`.
+/// Builds the first message, which connects `user` to `database`.
 pub fn startup(user: &str, database: &str) -> Vec<u8> {
-    // Functions and operators are those of the server, whatever users have made in other schemas.
+    // Use only the server's own functions and operators, whatever users have created in other schemas.
     let parameters = [
         ("user", user),
         ("database", database),
@@ -49,14 +49,14 @@ pub fn startup(user: &str, database: &str) -> Vec<u8> {
     framed(&body)
 }
 
-/// A query in one message.
+/// Builds the message of a simple query.
 pub fn query(text: &str) -> Vec<u8> {
     let mut body: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
     body.push(0);
     [b"Q".as_slice(), &framed(&body)].concat()
 }
 
-/// The end of the session.
+/// Builds the message that ends the session.
 pub fn terminate() -> Vec<u8> {
     [b"X".as_slice(), &framed(&[])].concat()
 }
@@ -66,10 +66,10 @@ fn framed(body: &[u8]) -> Vec<u8> {
     [length.to_be_bytes().as_slice(), body].concat()
 }
 
-/// The kind of a message, and how many bytes follow its head of five.
+/// Parses the five bytes before a message: returns its kind and the length of its body.
 ///
 /// # Errors
-/// If no server sends that.
+/// If no server sends such a message.
 pub fn head(bytes: [u8; 5]) -> Result<(u8, usize), Problem> {
     let [kind, length @ ..] = bytes;
     let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
@@ -79,10 +79,10 @@ pub fn head(bytes: [u8; 5]) -> Result<(u8, usize), Problem> {
     }
 }
 
-/// A message of this kind.
+/// Parses the body of a message of this kind.
 ///
 /// # Errors
-/// If it is not as the protocol has it.
+/// If it is malformed.
 pub fn message(kind: u8, body: &[u8]) -> Result<Message, Problem> {
     Ok(match kind {
         b'R' => match number(body).ok_or_else(strange)?.0 {
@@ -107,7 +107,7 @@ fn number(bytes: &[u8]) -> Option<(u32, &[u8])> {
     Some((u32::from_be_bytes(*number), rest))
 }
 
-/// Fields of a letter and a text that ends with a zero byte each, and a zero byte after the last one.
+/// Parses an error: fields of a letter and a zero-terminated text each, and a zero byte after the last.
 fn error(body: &[u8]) -> Option<Message> {
     let (mut code, mut words, mut severity) = (String::new(), String::new(), String::new());
     let mut rest = body;
@@ -138,7 +138,7 @@ fn row(body: &[u8]) -> Option<Message> {
     let mut values = Vec::with_capacity(count);
     for _ in 0..count {
         let (length, after) = number(rest)?;
-        // No value.
+        // NULL.
         if length == u32::MAX {
             values.push(String::new());
             rest = after;

@@ -1,7 +1,7 @@
-//! Which addresses a Node has: of those that its VM's agent reports. Pure.
+//! Selection of a Node's addresses from those that its VM's agent reports. Pure.
 //!
-//! An address that it has stays as long as the VM has it, so that nothing that comes and goes on an interface (an address of a load
-//! balancer, one for a control plane) takes its place.
+//! An address of the Node is kept as long as the VM has it, so that addresses that come and go on an
+//! interface (that of a load balancer, or one for a control plane) do not replace it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,21 +16,21 @@ const INTERNAL: &str = "InternalIP";
 const EXTERNAL: &str = "ExternalIP";
 const HOSTNAME: &str = "Hostname";
 
-/// What the settings say.
+/// Settings for the selection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// The network on the host whose interface counts; without it, the first interface with an address.
+    /// Network on the host whose interface is used; without it, the first interface with an address.
     pub network: Option<String>,
-    /// Internal addresses are in one of these; without any, they may be anywhere.
+    /// Ranges of internal addresses; empty for any address.
     pub internal: Vec<Net>,
-    /// Further addresses in these are external ones.
+    /// Ranges of external addresses, among the remaining ones.
     pub external: Vec<Net>,
 }
 
-/// The addresses that a Node is to have. `not` are those of load balancers.
+/// Returns the addresses that a Node is to have. `not` are those of load balancers.
 ///
 /// # Errors
-/// Why it cannot be said, in words for people; what it has stays.
+/// Fails with a message for people if they cannot be determined; the present addresses stay.
 pub fn wanted(
     node: &Node,
     instance: &Instance,
@@ -63,7 +63,7 @@ pub fn wanted(
             let kept = has().find(|one| one.is_ipv4() == is_v4 && candidates.contains(one));
             kept.or_else(|| candidates.iter().copied().find(|one| one.is_ipv4() == is_v4))
         };
-        // The family that was the first one stays so.
+        // The order of the families is kept.
         let is_v4_first = has().next().is_none_or(|one| one.is_ipv4());
         [first(is_v4_first), first(!is_v4_first)].into_iter().flatten().collect()
     };
@@ -77,7 +77,7 @@ pub fn wanted(
     let one = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
     let mut all: Vec<_> = internal.iter().map(|address| one(INTERNAL, address.to_string())).collect();
     all.extend(external.map(|address| one(EXTERNAL, address.to_string())));
-    // Names are kubelet's.
+    // Host names and DNS names are kubelet's to set.
     let names = node.addresses.iter().filter(|one| one.type_ != INTERNAL && one.type_ != EXTERNAL);
     all.extend(names.cloned());
     if !all.iter().any(|one| one.type_ == HOSTNAME) {
@@ -86,7 +86,8 @@ pub fn wanted(
     Ok(all)
 }
 
-/// The addresses of an interface by which others reach this VM: none of a load balancer, and none that was put beside them.
+/// Returns the addresses of an interface by which others reach this VM, without those of load balancers.
+/// Single addresses (/32 or /128) were usually added by others, and count only if there is nothing else.
 fn usable(interface: &Interface, not: &BTreeSet<IpAddr>) -> Vec<Net> {
     let own = interface.addresses.iter().filter(|net| !not.contains(&net.address)).copied();
     let own: Vec<Net> = own.collect();
@@ -100,7 +101,7 @@ fn provided_by_kubelet(provided: &str, instance: &Instance) -> Result<Vec<IpAddr
         let address: IpAddr = text
             .parse()
             .map_err(|_| format!("kubelet's --node-ip says {text:?}, which is not an address"))?;
-        // Any, in the family.
+        // An unspecified address matches any address of its family.
         if address.is_unspecified() {
             continue;
         }
@@ -193,7 +194,7 @@ mod tests {
         let not = BTreeSet::from(["192.0.2.5".parse().unwrap()]);
         let all = wanted(&node(&[]), &instance(&one), &Choice::default(), &not);
         assert_eq!(words(all), "InternalIP 192.0.2.7, Hostname a");
-        // Where there is nothing else, the network gives out such.
+        // Some networks assign only such addresses.
         let single = [interface("", &["192.0.2.1/32"])];
         assert_eq!(of(&node(&[]), &single, &Choice::default()), "InternalIP 192.0.2.1, Hostname a");
     }

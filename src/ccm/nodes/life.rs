@@ -1,14 +1,15 @@
-//! When a Node is deleted. Pure.
+//! Decision when a Node is deleted. Pure.
 //!
 //! ```text
-//!          not ready, and the host half tells of no such VM
+//!          not ready, and its VM is not reported
 //!  fine ───────────────────────────────────────────────────▶ asked ──GONE──▶ gone once ──GONE again, later──▶ deleted
 //!   ▲                                                         ▲ │                │
 //!   │                                  UNKNOWN, no answer, …──┘ └─◀──anything else┤
-//!   └───────────── ready, told of again, or another machine ◀────────────────────┘
+//!   └──────────── ready, reported again, or another machine ◀────────────────────┘
 //! ```
 //!
-//! That a VM is not told of says nothing: only the host half's GONE, twice, does. No answer is never taken for one.
+//! A VM that is missing from the reports proves nothing: only two GONE answers of the host half do. A missing
+//! answer never counts as one.
 
 use std::time::Duration;
 
@@ -16,49 +17,50 @@ use tokio::time::Instant;
 
 use crate::wire::proto::v1::get_instance_response::Existence;
 
-/// Between two questions that were not answered with GONE, at first and at most.
+/// Wait between two inquiries that were not answered with GONE, at first and at most.
 const FIRST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What is known of a VM that the host half does not tell of.
+/// State of the inquiry about a VM that the host half does not report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Doubt {
-    /// How often it was asked about in a row without being gone.
+    /// Inquiries in a row that were not answered with GONE.
     asked: u32,
-    /// When it was first said to be gone, and by nothing else since.
+    /// Time of the first GONE answer; cleared by any other answer.
     gone_since: Option<Instant>,
-    /// It was said again, late enough.
+    /// True if GONE was answered again, late enough.
     is_certain: bool,
-    /// When it is asked about next; at once if there is none.
+    /// Time of the next inquiry; `None` means at once.
     next: Option<Instant>,
 }
 
-/// What follows from an answer.
+/// Conclusion from an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Ask again then.
+    /// Ask again after this time.
     Wait(Duration),
-    /// It is gone for certain.
+    /// Delete the Node: its VM certainly no longer exists.
     Delete,
 }
 
 impl Doubt {
-    /// How long until it is asked about.
+    /// Returns the time until the next inquiry.
     pub fn due(&self, now: Instant) -> Duration {
         self.next.map_or(Duration::ZERO, |next| next.saturating_duration_since(now))
     }
 
-    /// Whether the last answers say that it is gone for certain.
+    /// Returns whether the last answers prove that the VM no longer exists.
     pub fn is_certain(&self) -> bool {
         self.is_certain
     }
 
-    /// What follows from what the host half answered; none if it did not. A VM has to be gone for `confirm` at least.
+    /// Decides by the answer of the host half, which is `None` if the call failed. GONE has to be confirmed after
+    /// at least `confirm`.
     pub fn answered(&mut self, existence: Option<Existence>, now: Instant, confirm: Duration) -> Verdict {
         if existence == Some(Existence::Gone) {
             let since = *self.gone_since.get_or_insert(now);
             let rest = (since + confirm).saturating_duration_since(now);
-            // Twice, however short the time is.
+            // Two answers are required, however short the time is.
             if rest.is_zero() && since != now {
                 (self.is_certain, self.next) = (true, None);
                 return Verdict::Delete;
@@ -96,7 +98,7 @@ mod tests {
         let mut again = doubt;
         assert_eq!(again.answered(Some(Existence::Gone), later, CONFIRM), Verdict::Delete);
         assert!(again.is_certain() && !doubt.is_certain());
-        // Anything else in between, and it begins anew.
+        // Any other answer in between starts the confirmation again.
         for other in [None, Some(Existence::Unknown), Some(Existence::Exists), Some(Existence::Unspecified)] {
             let mut doubt = doubt;
             assert_eq!(doubt.answered(other, later, CONFIRM), Verdict::Wait(FIRST));

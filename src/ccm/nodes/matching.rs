@@ -1,9 +1,10 @@
-//! Which VM a Node is. Pure.
+//! Assignment of Nodes to VMs. Pure.
 //!
-//! A Node that has a provider identifier is that VM. One that has none yet is known by two words that come by different ways: the
-//! name of its Node, which the VM's own agent reads from kubelet's credential, and the system UUID, which kubelet reads from the
-//! firmware and the host half knows. Neither the VM's name nor a host name counts. Where these words do not say it, or more than one VM
-//! could be meant, it is said to people, and nothing is done.
+//! A Node with a provider identifier belongs to that VM. A Node without one is recognised by two values that
+//! arrive by different paths: the name of the Node, which the VM's own agent reads from kubelet's credential,
+//! and the system UUID, which kubelet reads from the firmware and the host half knows. Neither the VM's name
+//! nor a host name counts. Where these values contradict each other, are missing, or fit more than one VM,
+//! people are informed and nothing is changed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,27 +12,27 @@ use std::sync::Arc;
 use crate::ccm::instance::{Instance, Instances, uid_of};
 use crate::ccm::objects::{Node, name};
 
-/// What is known of who a Node is.
+/// Knowledge about which VM a Node is.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Identity {
-    /// This VM, by its provider identifier, and the host half tells of it.
+    /// This VM, by the provider identifier; the host half reports it.
     Known(Arc<Instance>),
-    /// The VM with this identifier, of which the host half does not tell.
+    /// VM with this identifier, which the host half does not report.
     Absent(String),
-    /// This VM, by what its agent and its firmware say: it is to get the provider identifier.
+    /// This VM, by the reports of its agent and firmware. The Node is to get its provider identifier.
     Found(Arc<Instance>),
-    /// Another provider's.
+    /// Node of another provider.
     Foreign,
     /// No VM fits (yet).
     Nobody,
-    /// More than one VM fits, or the words contradict each other; why.
+    /// More than one VM fits, or the values contradict each other; with the reason.
     Doubtful(String),
 }
 
-/// Which Nodes have which VM, by provider identifiers: name and whether it is ready.
+/// Nodes that have each VM's provider identifier: name, and whether it is ready.
 pub type Taken = BTreeMap<String, Vec<(String, bool)>>;
 
-/// Says it for one Node. `taken` is what all Nodes have.
+/// Identifies the VM of one Node. `taken` has the provider identifiers of all Nodes.
 pub fn identify(node: &Node, instances: &Instances, taken: &Taken) -> Identity {
     if !node.provider_id.is_empty() {
         let Some(uid) = uid_of(&node.provider_id) else { return Identity::Foreign };
@@ -54,7 +55,7 @@ pub fn identify(node: &Node, instances: &Instances, taken: &Taken) -> Identity {
         .collect();
     let found = match (named.as_slice(), of_uuid.as_slice()) {
         ([], []) => return Identity::Nobody,
-        // Its agent has not said yet which Node it is.
+        // The agent has not reported yet which Node it is.
         ([], [one]) if one.node_name.is_empty() => *one,
         ([], [one]) => {
             return Identity::Doubtful(format!(
@@ -84,7 +85,7 @@ pub fn identify(node: &Node, instances: &Instances, taken: &Taken) -> Identity {
             }
         }
     };
-    // Two Nodes that are one VM: it has joined anew under another name, if the other one does not live any more.
+    // Two Nodes claim one VM. It has joined again under another name, unless the other Node is still alive.
     let others = taken.get(&found.uid).map(Vec::as_slice).unwrap_or_default();
     match others.iter().find(|(_, is_ready)| *is_ready) {
         Some((other, _)) => Identity::Doubtful(format!(
@@ -95,14 +96,14 @@ pub fn identify(node: &Node, instances: &Instances, taken: &Taken) -> Identity {
     }
 }
 
-/// Whether kubelet and the host half name different machines.
+/// Returns whether kubelet and the host half name different machines.
 fn contradict(node: &Node, instance: &Instance) -> bool {
     !node.system_uuid.is_empty()
         && !instance.system_uuid.is_empty()
         && node.system_uuid != instance.system_uuid
 }
 
-/// A VM, for people.
+/// Describes a VM for people.
 pub fn described(instance: &Instance) -> String {
     format!("{} ({})", instance.name, instance.uid)
 }
@@ -186,11 +187,11 @@ mod tests {
     #[test]
     fn what_contradicts_itself_is_nobody() {
         let a = || node("a", "u", "");
-        // A guest that lies about its Node's name does not get it, and keeps nobody from it.
+        // A guest that reports a false Node name does not get that Node, and does not keep it from another guest.
         let (honest, liar) = (instance("1", "a", "u"), instance("2", "a", "v"));
         assert_eq!(of(&a(), &[Arc::clone(&honest), Arc::clone(&liar)]), Identity::Found(honest));
         is_doubtful(&of(&a(), &[liar]), "none of the VMs that report to be this Node");
-        // Of copies, neither.
+        // Neither of two copies of a VM may match.
         is_doubtful(&of(&a(), &[instance("1", "a", "u"), instance("2", "a", "u")]), "more than one VM");
         is_doubtful(&of(&a(), &[instance("1", "", "u"), instance("2", "", "u")]), "more than one VM");
         is_doubtful(&of(&a(), &[instance("1", "a", ""), instance("2", "b", "u")]), "more than one VM");

@@ -1,4 +1,4 @@
-//! The cluster's Nodes: who each of them is, its labels and addresses, and its end.
+//! Nodes of the cluster: their identity, labels and addresses, and their end.
 //!
 //! ```text
 //!  Node ──identify──▶ Found, Known ──plan──▶ initialised; labels, addresses, the taint of a stopped VM
@@ -6,8 +6,8 @@
 //!                 └─▶ Doubtful, Nobody ──▶ an event, and nothing else
 //! ```
 //!
-//! One task owns what is known of all Nodes. What is done to one of them is done beside the others, a bounded number at a time; while
-//! it is, it is not looked at again.
+//! One task owns the state of all Nodes. The jobs of different Nodes run in parallel, up to a limit. A Node
+//! with a running job is not examined again until the job has ended.
 
 pub mod addresses;
 mod life;
@@ -44,82 +44,82 @@ use crate::kubernetes::follow::{Heard, follow};
 use crate::kubernetes::lists::Selector;
 use crate::kubernetes::standing::Teller;
 
-/// Nodes to which something is done at a time.
+/// Nodes with a job at a time.
 const AT_ONCE: usize = 8;
-/// Nodes with this label take no traffic of load balancers.
+/// Label of Nodes that take no traffic of load balancers.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
-/// The labels of Nodes of the control plane, by their names of now and then.
+/// Labels of Nodes of the control plane: the present name and the former one.
 const CONTROL_PLANE: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
 
-/// What the settings say of Nodes.
+/// Settings for Nodes.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Which addresses they have.
+    /// Selection of addresses.
     pub choice: Choice,
-    /// What becomes of zone and region.
+    /// Handling of changed zones and regions.
     pub zone_change: ZoneChange,
-    /// For how long a VM has to be gone before its Node is deleted.
+    /// Time for which a VM must be reported as GONE before its Node is deleted.
     pub confirm: Duration,
-    /// For how long a Node may wait to be recognised before people are told.
+    /// Time for which a Node may stay unrecognised before people are informed.
     pub patience: Duration,
 }
 
-/// A Node, as Services need it.
+/// Node in the form that Services need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The VM that it is, as its provider identifier says.
+    /// UID of its VM, by its provider identifier.
     pub vm_uid: String,
-    /// It is one of the control plane.
+    /// True if the Node belongs to the control plane.
     pub is_control_plane: bool,
-    /// It takes traffic of load balancers.
+    /// True if the Node accepts traffic of load balancers.
     pub takes_traffic: bool,
 }
 
-/// What the task begins with.
+/// Parts that the task is built from.
 pub struct Nodes {
-    /// Asks the API server.
+    /// Client of the API server.
     pub client: Client,
-    /// Asks the host half.
+    /// Client of the host half.
     pub host: Host,
-    /// What the settings say.
+    /// Settings for Nodes.
     pub settings: Settings,
-    /// What the host half tells of VMs.
+    /// VMs that the host half reports.
     pub instances: watch::Receiver<Instances>,
-    /// What it tells of load balancers.
+    /// Load balancers that the host half reports.
     pub balancers: watch::Receiver<Balancers>,
-    /// Is told of all Nodes that are VMs.
+    /// Receives all Nodes that are VMs, after each change.
     pub members: watch::Sender<Option<Vec<Member>>>,
-    /// Lets changes pass.
+    /// Fence that every change has to pass.
     pub fence: Fence,
-    /// Tells people.
+    /// Recorder of events for people.
     pub recorder: Arc<Recorder>,
-    /// Says that it goes on.
+    /// Sign of life for the liveness probe.
     pub(super) pulse: Pulse,
-    /// Is told whether Nodes can be followed.
+    /// Receives whether Nodes can be watched.
     pub teller: Teller,
 }
 
 type Working = Pin<Box<dyn Future<Output = (String, Done)> + Send>>;
 
-/// All that is known.
+/// State of the task.
 struct Desk {
     settings: Settings,
     hands: Hands,
-    /// By their names.
+    /// Nodes by their names.
     nodes: BTreeMap<String, Arc<Node>>,
-    /// Of Nodes whose VMs are not told of, by the Nodes' UIDs.
+    /// Inquiries about missing VMs, by the UIDs of their Nodes.
     doubts: BTreeMap<String, Doubt>,
-    /// Since when Nodes wait to be recognised, by their UIDs.
+    /// Times since which Nodes have waited to be recognised, by their UIDs.
     waiting: BTreeMap<String, Instant>,
     instances: Instances,
     taken: Taken,
-    /// The addresses of load balancers.
+    /// Addresses of load balancers.
     not: BTreeSet<IpAddr>,
     queue: Queue<String>,
 }
 
 impl Nodes {
-    /// Sees to Nodes, for ever.
+    /// Maintains Nodes, for ever.
     pub async fn run(self) {
         let Self { client, host, settings, mut instances, mut balancers, members, fence, recorder, .. } =
             self;
@@ -165,7 +165,7 @@ impl Nodes {
     }
 }
 
-/// Sleeps until then; for ever if there is no time.
+/// Sleeps until this time; for ever without one.
 pub(super) async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
@@ -210,7 +210,7 @@ impl Desk {
         let uids: BTreeSet<&str> = self.nodes.values().map(|node| uid(&node.metadata)).collect();
         self.doubts.retain(|node, _| uids.contains(node.as_str()));
         self.waiting.retain(|node, _| uids.contains(node.as_str()));
-        // Who one Node is may say who another is not.
+        // The identity of one Node can decide that of another, so all are examined again.
         let all: Vec<_> = self.nodes.keys().cloned().collect();
         for name in all {
             self.queue.changed(name, now);
@@ -225,7 +225,7 @@ impl Desk {
         }
     }
 
-    /// Tells of the Nodes that are VMs.
+    /// Sends the Nodes that are VMs.
     fn tell(&self, members: &watch::Sender<Option<Vec<Member>>>) {
         let mut all: Vec<_> = self.nodes.values().filter_map(|node| member(node)).collect();
         all.sort_by(|one, other| one.vm_uid.cmp(&other.vm_uid));
@@ -236,7 +236,7 @@ impl Desk {
         });
     }
 
-    /// Begins what is due.
+    /// Starts the jobs that are due.
     fn begin(&mut self, working: &mut FuturesUnordered<Working>) {
         while working.len() < AT_ONCE {
             let now = Instant::now();
@@ -257,7 +257,7 @@ impl Desk {
         let outcome = match done {
             Done::Changed => Outcome::Done,
             Done::Failed => {
-                // Once it can be done, what was said before may not be so any more.
+                // By the time that a retry succeeds, earlier answers may be outdated.
                 if let Some(node) = self.nodes.get(&key) {
                     self.doubts.remove(uid(&node.metadata));
                 }
@@ -267,7 +267,7 @@ impl Desk {
                 let doubt = self.doubts.entry(node).or_default();
                 match doubt.answered(existence, now, self.settings.confirm) {
                     life::Verdict::Wait(wait) => Outcome::Again(wait),
-                    // Decided anew, from what is known then.
+                    // It is decided again, from what is known by then.
                     life::Verdict::Delete => Outcome::Again(Duration::ZERO),
                 }
             }
@@ -277,7 +277,7 @@ impl Desk {
 
     fn decide(&mut self, key: &str, now: Instant) -> Decision {
         let Some(node) = self.nodes.get(key).cloned() else { return Decision::Nothing };
-        // Somebody is deleting it.
+        // The Node is being deleted, or the list of VMs is not complete yet.
         if node.metadata.deletion_timestamp.is_some() || !self.instances.is_complete {
             return Decision::Nothing;
         }
@@ -302,7 +302,7 @@ impl Desk {
             Identity::Known(instance) => (instance, false),
             Identity::Found(instance) => (instance, true),
         };
-        // Whoever has initialised it without this program may have had its reasons.
+        // Whoever has initialised the Node without this program may have had reasons for that.
         if is_new && !is_uninitialized(&node) {
             return Decision::Nothing;
         }
@@ -315,7 +315,7 @@ impl Desk {
         if plan == Plan::default() { Decision::Nothing } else { Decision::Do(node, Job::Change(plan)) }
     }
 
-    /// What follows from its VM not being told of.
+    /// Decides about a Node whose VM is not reported.
     fn doubt(&mut self, node: Arc<Node>, id: String, vm: String, now: Instant) -> Decision {
         let doubt = self.doubts.entry(id).or_default();
         match doubt.due(now) {
@@ -325,7 +325,7 @@ impl Desk {
         }
     }
 
-    /// It waits; people are told if that takes long.
+    /// Lets a Node wait; people are informed if that takes long.
     fn wait(&mut self, node: Arc<Node>, id: String, news: News, now: Instant) -> Decision {
         let since = *self.waiting.entry(id).or_insert(now);
         match (since + self.settings.patience).checked_duration_since(now) {
@@ -335,7 +335,7 @@ impl Desk {
     }
 }
 
-/// What is to be done for a Node.
+/// Decision about a Node.
 enum Decision {
     Nothing,
     Later(Duration),

@@ -1,7 +1,8 @@
-//! What is to be done to a Node whose VM is known. Pure.
+//! Plan of the changes to a Node whose VM is known. Pure.
 //!
-//! The labels of ours are remembered in the annotation that the agent uses for them as well, [`OWNED`]: whoever of both sees to
-//! them, they are the same ones. [`PROVIDER`] tells the agent that it is not the one.
+//! The labels that guestlet owns are recorded in the annotation that the agent uses as well, [`OWNED`], so
+//! that they stay the same whichever of the two maintains them. [`PROVIDER`] tells the agent that this
+//! program does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,45 +17,45 @@ use crate::ccm::objects::{Node, annotation};
 use crate::labels::{CLOUD_PROVIDER, OWNED_LABELS as OWNED, REGION, RUNS_IN, ZONE};
 use crate::wire::proto::v1::instance::Power;
 
-/// Set by kubelet until a cloud provider has initialised the Node.
+/// Taint that kubelet sets until a cloud provider has initialised the Node.
 pub const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
-/// Set as long as the VM of a Node that is not ready is stopped.
+/// Taint of a Node that is not ready while its VM is stopped.
 pub const SHUTDOWN: &str = "node.cloudprovider.kubernetes.io/shutdown";
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 const OLD_INSTANCE_TYPE: &str = "beta.kubernetes.io/instance-type";
 
-/// What the annotation [`CLOUD_PROVIDER`] says of a Node that this program sees to.
+/// Value of the annotation [`CLOUD_PROVIDER`] on a Node that this program maintains.
 pub const PROVIDER: &str = "guestlet-ccm";
 
-/// What becomes of zone and region when a VM runs somewhere else.
+/// Handling of zone and region when a VM has moved to another place.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ZoneChange {
-    /// The labels follow.
+    /// Update the labels.
     #[default]
     Update,
-    /// They stay, and an event says so.
+    /// Keep the labels, and record an event.
     Keep,
 }
 
-/// What is to be done, in this order.
+/// Changes to be made, in this order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// A merge patch of its status.
+    /// Merge patch of the status.
     pub status: Option<Value>,
-    /// A merge patch of the rest.
+    /// Merge patch of the other fields.
     pub node: Option<Value>,
-    /// What people are told once that is done.
+    /// Events that are recorded after the changes.
     pub news: Vec<News>,
-    /// What it waits for; it is not initialised before.
+    /// Information that is missing; the Node is not initialised before it is known.
     pub waits: Option<String>,
 }
 
-/// Whether a Node waits for a cloud provider.
+/// Returns whether a Node waits for its initialisation by a cloud provider.
 pub fn is_uninitialized(node: &Node) -> bool {
     node.taints.iter().any(|taint| taint.key == UNINITIALIZED)
 }
 
-/// What is to be done to a Node that is this VM. `not` are the addresses of load balancers.
+/// Plans the changes to a Node that is this VM. `not` are the addresses of load balancers.
 pub fn plan(
     node: &Node,
     instance: &Instance,
@@ -65,7 +66,7 @@ pub fn plan(
     let is_first = is_uninitialized(node);
     let mut plan = Plan::default();
     match addresses::wanted(node, instance, choice, not) {
-        // While its agent is silent, what is known of them may be old.
+        // While the agent is silent, the known addresses may be outdated.
         Ok(all) if is_first || instance.is_current => {
             if all != node.addresses {
                 plan.status = Some(json!({ "status": { "addresses": all } }));
@@ -108,10 +109,10 @@ pub fn plan(
     plan
 }
 
-/// The taints that it is to have, if they are others than it has.
+/// Returns the taints that the Node is to have, if they differ from the present ones.
 fn taints(node: &Node, power: Power) -> Option<Vec<Taint>> {
     let is_shut_down = node.taints.iter().any(|taint| taint.key == SHUTDOWN);
-    // A Node that is ready is no VM that is stopped, whatever is still said of it.
+    // The VM of a ready Node is not stopped, whatever is still reported of it.
     let is_to_be = if node.is_ready { false } else { is_shut_down || power == Power::Stopped };
     let is_ours = |taint: &&Taint| taint.key == UNINITIALIZED || (taint.key == SHUTDOWN && !is_to_be);
     let mut wanted: Vec<_> = node.taints.iter().filter(|taint| !is_ours(taint)).cloned().collect();
@@ -121,7 +122,7 @@ fn taints(node: &Node, power: Power) -> Option<Vec<Taint>> {
     (wanted != node.taints).then_some(wanted)
 }
 
-/// What becomes of its labels.
+/// Changes to the labels of a Node.
 struct Labels {
     changed: Map<String, Value>,
     owned: BTreeSet<String>,
@@ -139,7 +140,7 @@ impl Labels {
         let kinds = [(INSTANCE_TYPE, &instance.instance_type), (OLD_INSTANCE_TYPE, &instance.instance_type)];
         let mut wanted: BTreeMap<&str, &str> =
             instance.labels.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        // What is not known now keeps its label.
+        // Labels whose values are unknown at present are kept.
         wanted.extend(
             places
                 .into_iter()
@@ -196,7 +197,7 @@ impl Labels {
         labels
     }
 
-    /// The patch of the Node's metadata, which is empty if all is well.
+    /// Returns the patch of the Node's metadata, which is empty if nothing is to be changed.
     fn metadata(&mut self, node: &Node) -> Map<String, Value> {
         let owned: Vec<_> = self.owned.iter().map(String::as_str).collect();
         let owned = owned.join(",");
@@ -218,7 +219,7 @@ impl Labels {
     }
 }
 
-/// Where it runs, as the agent writes it, too.
+/// Describes where the VM runs, in the form that the agent writes as well.
 fn runs_in(instance: &Instance) -> String {
     let places = [("region", &instance.region), ("zone", &instance.zone), ("host", &instance.host)];
     let places = places.into_iter().filter(|(_, value)| !value.is_empty());
@@ -268,7 +269,7 @@ mod tests {
         plan(node, instance, &Choice::default(), ZoneChange::Update, &BTreeSet::new())
     }
 
-    /// The Node once the plan is carried out, as the API server merges it.
+    /// Returns the Node after the plan was carried out, as the API server merges it.
     fn apply(node: &Node, plan: &Plan) -> Node {
         let mut after = node.clone();
         if let Some(status) = &plan.status {
@@ -387,7 +388,7 @@ mod tests {
             let ready = Node { is_ready: true, ..stopped.clone() };
             assert!(!has(&apply(&ready, &planned(&ready, &power(any)))), "{any:?}");
         }
-        // kubelet still says that it is well.
+        // kubelet still reports that it is well.
         let alive = Node { is_ready: true, ..lost };
         assert!(!has(&apply(&alive, &planned(&alive, &power(Power::Stopped)))));
     }

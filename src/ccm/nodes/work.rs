@@ -1,4 +1,4 @@
-//! Carries out what was decided for a Node, one step after the other.
+//! Execution of the jobs of a Node, one step after the other.
 
 use std::sync::Arc;
 
@@ -16,50 +16,50 @@ use crate::kubernetes::fence::Fence;
 use crate::kubernetes::lists;
 use crate::wire::proto::v1::get_instance_response::Existence;
 
-/// What is to be done.
+/// Work to be done for a Node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Job {
-    /// Change it.
+    /// Change the Node.
     Change(Plan),
-    /// Tell people.
+    /// Record an event.
     Tell(News),
-    /// Ask whether its VM, which has this identifier, exists.
+    /// Ask whether the VM with this identifier exists.
     Ask(String),
-    /// Delete it: that VM is gone.
+    /// Delete the Node, because this VM no longer exists.
     Delete(String),
 }
 
-/// What came of it.
+/// Result of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Done {
-    /// It is done, and what has changed is heard of, or it will be decided anew.
+    /// The job is done. The watch reports the changes, or the Node is examined again.
     Changed,
-    /// It did not work; it is tried again.
+    /// The job failed and is tried again.
     Failed,
-    /// What the host half says of the VM of the Node with this UID; none if it does not say anything.
+    /// Answer of the host half about the VM of the Node with this UID.
     Answered {
-        /// The Node's UID.
+        /// UID of the Node.
         node: String,
-        /// Whether the VM exists.
+        /// Answer whether the VM exists; `None` without an answer.
         existence: Option<Existence>,
     },
 }
 
-/// What it is done with.
+/// Clients and channels that jobs are carried out with.
 #[derive(Clone)]
 pub struct Hands {
-    /// Asks the API server.
+    /// Client of the API server.
     pub api: Api<Node>,
-    /// Asks the host half.
+    /// Client of the host half.
     pub host: Host,
-    /// Lets changes pass.
+    /// Fence that every change has to pass.
     pub fence: Fence,
-    /// Tells people.
+    /// Recorder of events for people.
     pub recorder: Arc<Recorder>,
 }
 
 impl Hands {
-    /// Does it.
+    /// Carries out a job.
     pub async fn carry_out(&self, node: Arc<Node>, job: Job) -> Done {
         match job {
             Job::Tell(news) => {
@@ -73,7 +73,7 @@ impl Hands {
     }
 
     async fn change(&self, node: &Node, plan: Plan) -> Done {
-        // First: who sees that it is initialised finds its addresses.
+        // The status comes first: whoever sees the Node initialised then finds its addresses.
         for (patch, is_status) in [(plan.status, true), (plan.node, false)] {
             let Some(patch) = patch else { continue };
             match self.patch(node, patch, is_status).await {
@@ -92,7 +92,8 @@ impl Hands {
         Done::Changed
     }
 
-    /// Patches the very Node that was decided about. Its version is not named for its status: its kubelet writes that all the time.
+    /// Patches exactly the Node that was decided about. The version is not compared for its status, because
+    /// kubelet writes that all the time.
     async fn patch(&self, node: &Node, mut patch: Value, is_status: bool) -> Result<(), Refused> {
         let metadata = &node.metadata;
         let bound = if is_status {
@@ -141,7 +142,7 @@ impl Hands {
         Done::Answered { node: uid(&node.metadata).to_owned(), existence }
     }
 
-    /// Deletes the very Node that was decided about, as it was.
+    /// Deletes exactly the Node that was decided about, if it is unchanged.
     async fn delete(&self, node: &Node, vm: &str) -> Done {
         let metadata = &node.metadata;
         let words = format!("its VM {vm} no longer exists, so it is deleted");

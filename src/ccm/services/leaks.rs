@@ -1,8 +1,9 @@
-//! What the host half has for Services that are not there any more: it is given back. Only what the API server says now counts for
-//! that, since what was heard of may be old.
+//! Release of what the host half still has for Services that no longer exist. Only the current answer of the
+//! API server counts for this, because the state known from watches may be stale.
 //!
-//! What Harvester's cloud provider has made for a Service and was not taken over says no UID. It is left of a Service that had the same
-//! name if the one that has it now has addresses by itself, and none of these are announced for it.
+//! A load balancer that Harvester's cloud provider created for a Service, and that was not taken over,
+//! carries no UID. It counts as left behind by an earlier Service of the same name if the present one has
+//! addresses of its own, and none of the old addresses is announced for it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,41 +21,43 @@ use crate::kubernetes::lists::{self, Failed};
 use crate::kubernetes::words;
 use crate::wire::proto::v1::{LoadBalancer, ServiceReference};
 
-/// Most that is given back in one go.
+/// Load balancers that are released in one round, at most.
 const MOST: usize = 256;
 
-/// What the host half has.
+/// Load balancers that the host half has.
 pub struct Found {
-    /// All of it.
+    /// Load balancers of all Services.
     pub all: Vec<Had>,
     uids: BTreeSet<String>,
 }
 
-/// A load balancer that the host half has.
+/// Load balancer of the host half.
 #[derive(Debug, Clone)]
 pub struct Had {
-    /// Whose it is.
+    /// Service that it was made for.
     pub of: ServiceReference,
-    /// Its addresses.
+    /// Addresses of the load balancer.
     pub addresses: BTreeSet<String>,
 }
 
-/// What is to be given back.
+/// Load balancer that is to be released.
 #[derive(Debug)]
 pub struct Orphan {
-    /// Whose it was.
+    /// Service that it belonged to.
     pub of: ServiceReference,
-    /// The UID of the Service that has its name now, and what must not be announced for that; none if there is to be none.
+    /// UID of the Service that has its name now, and the addresses that must not be announced for that one;
+    /// `None` if there must be none.
     pub successor: Option<(String, BTreeSet<String>)>,
 }
 
 impl Found {
-    /// Whether there is one of the Service with this UID.
+    /// Returns whether there is a load balancer of the Service with this UID.
     pub fn has(&self, uid: &str) -> bool {
         self.uids.contains(uid)
     }
 
-    /// The addresses of all that says no UID for a Service of this name. The host half is asked to give it back by that name.
+    /// Returns the addresses of all load balancers without a UID for a Service of this name. They are released by
+    /// that name.
     pub fn nameless(&self, namespace: &str, name: &str) -> BTreeSet<String> {
         let is_its =
             |had: &&Had| had.of.uid.is_empty() && (&*had.of.namespace, &*had.of.name) == (namespace, name);
@@ -62,12 +65,12 @@ impl Found {
     }
 }
 
-/// What the host half has; none if it cannot say it.
+/// Lists what the host half has; `None` if the call fails.
 pub async fn list(hands: Hands) -> Option<Found> {
     match hands.host.load_balancers().await {
         Ok(all) => {
             let had = |balancer: LoadBalancer| {
-                // Where somebody else gets one by DHCP the host half names none.
+                // The host half reports the unspecified address where something else obtains one by DHCP.
                 let addresses = balancer.addresses.into_iter().map(|one| one.address);
                 let addresses = addresses.filter(|address| !is_any(address)).collect();
                 Some(Had { of: balancer.service?, addresses })
@@ -87,7 +90,7 @@ fn is_any(address: &str) -> bool {
     address.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified())
 }
 
-/// Gives back what is there for these, of which no Service is known.
+/// Releases these load balancers, of which no Service is known.
 pub async fn release(hands: &Hands, defaults: &Defaults, orphans: Vec<Orphan>) {
     for orphan in orphans.into_iter().take(MOST) {
         let of = orphan.of.clone();
@@ -120,10 +123,11 @@ pub async fn release(hands: &Hands, defaults: &Defaults, orphans: Vec<Orphan>) {
     }
 }
 
-/// Whether the Service is gone, as the API server says now, or is none for this program; or is another one, that uses nothing of it.
+/// Asks the API server whether the Service no longer exists, is not one for this program, or is a new one
+/// that uses none of the old addresses.
 async fn is_left(hands: &Hands, defaults: &Defaults, orphan: &Orphan) -> Result<bool, String> {
     let of = &orphan.of;
-    // What cannot be the name of one has none.
+    // A reference without a valid name cannot belong to any Service.
     if of.namespace.is_empty()
         || of.name.is_empty()
         || [&of.namespace, &of.name].iter().any(|one| !is_name(one))
@@ -146,19 +150,19 @@ async fn is_left(hands: &Hands, defaults: &Defaults, orphan: &Orphan) -> Result<
     }))
 }
 
-/// The addresses that are announced for a Service, or are to be.
+/// Returns the addresses that are announced for a Service, or are to be.
 fn announced(service: &Service) -> BTreeSet<String> {
     let wanted = annotation(&service.metadata, VIP_ADDRESSES).unwrap_or_default();
     let wanted = wanted.split(',').map(|one| one.trim().to_owned());
     wanted.chain(service.status.load_balancer.ingress.iter().map(|one| one.ip.clone())).collect()
 }
 
-/// Whether a text can be a part of a path in the API.
+/// Returns whether a text can be a component of a path in the API.
 fn is_name(text: &str) -> bool {
     text.len() <= 253 && text.bytes().all(|one| one.is_ascii_alphanumeric() || one == b'-' || one == b'.')
 }
 
-/// The Service that was, for an event.
+/// Returns a stand-in for the former Service, for an event.
 fn stand_in(of: &ServiceReference) -> Service {
     let mut service = Service::default();
     service.metadata.namespace = Some(of.namespace.clone());

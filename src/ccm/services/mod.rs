@@ -1,18 +1,19 @@
-//! The cluster's Services of type LoadBalancer: what each of them asks the host half for, what it has, and what is left of those that
-//! are gone.
+//! Services of type LoadBalancer of the cluster: what each requests of the host half, what it has, and what
+//! is left of deleted ones.
 //!
 //! ```text
-//!                    ┌──────── something of what it asks for changes ◀───────────┐
+//!                    ┌──────── a field of its request changes ◀─────────────────┐
 //!                    ▼                                                          │
-//!  wanted ──▶ finalizer ──▶ EnsureLoadBalancer ──taken over──▶ what it has is written ──▶ rests
+//!  wanted ──▶ finalizer ──▶ EnsureLoadBalancer ───accepted───▶ its state is written ────▶ rests
 //!                    │  ▲          │ refused: an event            ▲                     │
 //!                    │  └──waits───┘                              └── the host half ◀───┘
-//!                    ▼                                                tells of a change
-//!  not wanted any more ──▶ ReleaseLoadBalancer ──nothing is left──▶ status, annotations, finalizer
+//!                    ▼                                                reports a change
+//!      no longer wanted ──▶ ReleaseLoadBalancer ──released──▶ status, annotations, finalizer
 //! ```
 //!
-//! One task owns what is known; what is done for a Service is done beside the others. Which request the host half has taken over is
-//! remembered as a number: after a start, or with another leader, everything is asked for once. `leaks` compares both sides.
+//! One task owns the state; the jobs of different Services run in parallel. The request that the host half
+//! has accepted is remembered as a number only: after a start, or under a new leader, every request is sent
+//! once. `leaks` compares both sides.
 
 mod leaks;
 mod pace;
@@ -54,71 +55,72 @@ use crate::wire::proto::v1::{
     EnsureLoadBalancerRequest, LoadBalancer, LoadBalancerAddress, ServiceReference,
 };
 
-/// Services for which something is done at a time. The agent hands on twice as many.
+/// Services with a job at a time. The agent relays twice as many calls.
 const AT_ONCE: usize = 8;
-/// How often both sides are compared, and how soon after a comparison that failed, or a Service that went without its end.
+/// Interval between two comparisons of both sides, and the delay after a failed comparison or after a Service
+/// that vanished without being released.
 const COMPARE: Duration = Duration::from_secs(300);
 const COMPARE_SOON: Duration = Duration::from_secs(5);
-/// When it is asked again whether what is being given back is gone, if nothing is heard of it.
+/// Interval at which the release of a load balancer is checked if no change is reported.
 const RELEASING: Duration = Duration::from_secs(5);
-/// Failures in a row after which people are told of what passes by itself.
+/// Failures in a row after which people are informed of a temporary problem.
 const PATIENCE: u32 = 3;
 
-/// What the task begins with.
+/// Parts that the task is built from.
 pub struct Services {
-    /// Asks the API server.
+    /// Client of the API server.
     pub client: Client,
-    /// Asks the host half.
+    /// Client of the host half.
     pub host: Host,
-    /// What the settings say.
+    /// Settings for Services.
     pub defaults: Defaults,
-    /// What the host half tells of VMs.
+    /// VMs that the host half reports.
     pub instances: watch::Receiver<Instances>,
-    /// What it tells of load balancers.
+    /// Load balancers that the host half reports.
     pub balancers: watch::Receiver<Balancers>,
-    /// The Nodes that are VMs; none before they are known.
+    /// Nodes that are VMs; `None` before they are known.
     pub members: watch::Receiver<Option<Vec<Member>>>,
-    /// Lets changes pass.
+    /// Fence that every change has to pass.
     pub fence: Fence,
-    /// Tells people.
+    /// Recorder of events for people.
     pub recorder: Arc<Recorder>,
-    /// Says that it goes on.
+    /// Sign of life for the liveness probe.
     pub(super) pulse: Pulse,
-    /// Is told whether Services can be followed.
+    /// Receives whether Services can be watched.
     pub teller: Teller,
 }
 
 type Working = Pin<Box<dyn Future<Output = (String, Done)> + Send>>;
 type Comparing = Pin<Box<dyn Future<Output = Option<Found>> + Send>>;
-/// What our conditions say: whether they are true, with reason and words.
+/// Conditions that this program sets, by type: whether each is true, with reason and message.
 type Conditions = BTreeMap<String, (bool, String, String)>;
 
-/// All that is known, by the UIDs of Services.
+/// State of the task, by the UIDs of Services.
 struct Desk {
     defaults: Defaults,
     hands: Hands,
     services: BTreeMap<String, Arc<Service>>,
-    /// All were heard of at least once.
+    /// True once all Services were listed.
     is_complete: bool,
-    /// What each has, as it was heard of last.
+    /// Load balancer of each Service, as last reported.
     has: BTreeMap<String, Arc<LoadBalancer>>,
-    /// Which requests were taken over.
+    /// Numbers of the requests that the host half has accepted.
     taken: BTreeMap<String, u64>,
     told: BTreeMap<String, Conditions>,
-    /// How often conditions were written.
+    /// Limits on how often conditions are written.
     paces: BTreeMap<String, Pace>,
-    /// Those that wait for another one.
+    /// Services that wait for another Service.
     waiting: BTreeSet<String>,
     balancers: Balancers,
     instances: Instances,
     members: Option<Vec<Member>>,
     queue: Queue<String>,
-    /// When both sides are compared next.
+    /// Time of the next comparison of both sides.
     compare: Instant,
 }
 
 impl Services {
-    /// Sees to Services, for ever.
+    /// Maintains Services, for ever.
     pub async fn run(self) {
         let Self { client, host, defaults, mut instances, mut balancers, mut members, mut pulse, .. } = self;
         let api = Api::<Service>::all(client.clone());
@@ -174,14 +176,14 @@ impl Services {
 }
 
 impl Desk {
-    /// Whether a Service is, or was, one for this program.
+    /// Returns whether this program is, or was, responsible for a Service.
     fn concerns(&self, service: &Service) -> bool {
         if is_wanted(service, &self.defaults) {
             return true;
         }
         let is_ours = match service.spec.load_balancer_class.as_deref() {
             Some(class) => class == self.defaults.class,
-            // One that is no load balancer any more has lost its class.
+            // A Service that is no longer a load balancer has lost its class.
             None => self.defaults.without_class || self.has.contains_key(uid(&service.metadata)),
         };
         is_ours && plan::has_finalizer(service)
@@ -214,7 +216,7 @@ impl Desk {
             return;
         }
         let is_other = self.services.get(&key).is_none_or(|before| {
-            // What others and this program write to it is no news.
+            // Changes to other fields, by others and by this program, do not matter here.
             before.spec != service.spec
                 || concerned(before) != concerned(&service)
                 || before.metadata.deletion_timestamp != service.metadata.deletion_timestamp
@@ -226,14 +228,14 @@ impl Desk {
         if is_other { self.queue.afresh(key, now) } else { self.queue.changed(key, now) }
     }
 
-    /// Nothing of it is left in the cluster, or nothing that concerns this program.
+    /// Removes what is known of a Service that was deleted, or that no longer concerns this program.
     fn forget(&mut self, key: &str) {
         let was_there = self.services.remove(key).is_some();
         self.queue.forget(&key.to_owned());
         self.told.remove(key);
         self.paces.remove(key);
         self.waiting.remove(key);
-        // It went without being given back.
+        // It vanished without its load balancer being released.
         if was_there && self.taken.remove(key).is_some() {
             self.compare = self.compare.min(Instant::now() + COMPARE_SOON);
         }
@@ -263,7 +265,8 @@ impl Desk {
         }
     }
 
-    /// Asks for those with health checks anew: another run of the host half may not know which Nodes take their traffic.
+    /// Repeats the requests with health checks: a restarted host half may not know which Nodes accept their
+    /// traffic.
     fn say_backends(&mut self) {
         let now = Instant::now();
         let is_checked =
@@ -299,7 +302,7 @@ impl Desk {
 
     fn decide(&mut self, key: &str) -> Option<(Arc<Service>, Job)> {
         let service = Arc::clone(self.services.get(key)?);
-        // Before the Nodes are known, nothing is asked for that names them.
+        // Requests that name the Nodes have to wait until these are known.
         let members = self.members.as_deref()?;
         if !is_wanted(&service, &self.defaults) {
             return plan::has_finalizer(&service)
@@ -344,7 +347,7 @@ impl Desk {
         (!is_nothing).then_some((service, Job::Write { plan, conditions }))
     }
 
-    /// A Service that has a load balancer of its own.
+    /// Returns the reference to a Service that has a load balancer of its own.
     fn reference_of(&self, namespace: &str, other: &str) -> Option<ServiceReference> {
         let is_meant = |service: &&Arc<Service>| {
             let metadata = &service.metadata;
@@ -384,7 +387,7 @@ impl Desk {
         self.queue.done(key, outcome, now, chance);
     }
 
-    /// What follows from what the host half has in all.
+    /// Acts on the list of all that the host half has.
     fn compared(&mut self, found: Option<Found>, working: &mut FuturesUnordered<Working>) {
         let now = Instant::now();
         let Some(found) = found else {
@@ -408,7 +411,7 @@ impl Desk {
 }
 
 impl Desk {
-    /// What the host half has, if it is to be given back.
+    /// Returns the load balancer as an orphan if it is to be released.
     fn orphan(&self, found: &Found, had: &Had) -> Option<Orphan> {
         let of = &had.of;
         if self.services.contains_key(&of.uid) {
@@ -418,7 +421,7 @@ impl Desk {
         if !of.uid.is_empty() {
             return orphan(None);
         }
-        // One without a UID is for whoever has the name, as long as that has not got anything else.
+        // A load balancer without a UID belongs to the Service that has the name, unless that one has got another.
         let has_name = |(_, service): &(&String, &Arc<Service>)| {
             let own = reference(service);
             (&own.namespace, &own.name) == (&of.namespace, &of.name)
@@ -433,13 +436,13 @@ impl Desk {
     }
 }
 
-/// The annotations of a Service that say what it asks for.
+/// Returns the annotations of a Service that belong to its request.
 fn concerned(service: &Service) -> Vec<(&String, &String)> {
     let all = service.metadata.annotations.iter().flatten();
     all.filter(|(key, _)| plan::is_concerned(key)).collect()
 }
 
-/// Tells requests apart.
+/// Returns a number by which requests are compared.
 fn number(request: &EnsureLoadBalancerRequest) -> u64 {
     let mut hasher = DefaultHasher::new();
     request.encode_to_vec().hash(&mut hasher);

@@ -1,4 +1,5 @@
-//! How often the conditions of a Service are written: what they say comes from guests, which may change their minds all the time. Pure.
+//! Limit on how often the conditions of a Service are written: their content comes from guests, which may
+//! change it all the time. Pure.
 
 use std::time::Duration;
 
@@ -7,12 +8,12 @@ use tokio::time::Instant;
 use super::Conditions;
 use crate::pace::{Count, Rate};
 
-/// Conditions that say the same in other words are written so often at most.
+/// Minimum interval between conditions that differ only in their messages.
 const SPACING: Duration = Duration::from_secs(10);
-/// Changes of what they say.
+/// Limit on changes of the conditions themselves.
 const CHANGES: Rate = Rate { burst: 10, again: SPACING };
 
-/// What was written of one Service.
+/// Record of the writes to one Service.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     last: Instant,
@@ -20,12 +21,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Nothing was written yet.
+    /// Starts without any write so far.
     pub fn new(now: Instant) -> Self {
         Self { last: now.checked_sub(SPACING).unwrap_or(now), changes: Count::new(now) }
     }
 
-    /// How long it is until these conditions can be written after those; none: now.
+    /// Returns the time until the present conditions may replace those written before; `None` if they may be
+    /// written now.
     pub fn wait(&self, before: &Conditions, now: &Conditions, at: Instant) -> Option<Duration> {
         let wait = if is_same(before, now) {
             (self.last + SPACING).saturating_duration_since(at)
@@ -35,7 +37,7 @@ impl Pace {
         Some(wait).filter(|wait| !wait.is_zero())
     }
 
-    /// These were written after those.
+    /// Records that these conditions have replaced those before.
     pub fn written(&mut self, before: &Conditions, now: &Conditions, at: Instant) {
         self.last = at;
         if !is_same(before, now) {
@@ -44,7 +46,7 @@ impl Pace {
     }
 }
 
-/// Whether they say the same, in whatever words.
+/// Returns whether both are the same, apart from their messages.
 fn is_same(one: &Conditions, other: &Conditions) -> bool {
     let said = |all: &Conditions| -> Vec<_> {
         all.iter().map(|(kind, (is_true, reason, _))| (kind.clone(), *is_true, reason.clone())).collect()

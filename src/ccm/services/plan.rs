@@ -1,4 +1,5 @@
-//! What is to be written to a Service: from what the host half says of its load balancer. Pure.
+//! Plan of what is written to a Service, from the state of its load balancer that the host half reports.
+//! Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,40 +16,40 @@ use crate::ccm::objects::{OWN, Service, annotation};
 use crate::wire::proto::v1::load_balancer::State;
 use crate::wire::proto::v1::{Announcing, LoadBalancer};
 
-/// Keeps a Service until its load balancer is given back.
+/// Finalizer that keeps a Service until its load balancer is released.
 pub const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
-/// Which addresses kube-vip announces, separated by commas.
+/// Annotation with the addresses that kube-vip announces, separated by commas.
 pub const VIP_ADDRESSES: &str = "kube-vip.io/loadbalancerIPs";
-/// On which interface.
+/// Annotation with the interface on which kube-vip announces them.
 pub const VIP_INTERFACE: &str = "kube-vip.io/serviceInterface";
-/// What this program has written of both: addresses, and behind a space the interface. When kube-vip is not to announce any more
-/// it is known by this what to take away.
+/// Annotation with what this program has written to both: the addresses, a space, and the interface. It tells
+/// what to remove when kube-vip is no longer to announce the Service.
 pub const VIP_WRITTEN: &str = "guestlet.io/kube-vip";
-/// The condition that says whether it has what it asks for.
+/// Condition that tells whether the Service has what it requests.
 pub const READY: &str = "guestlet.io/LoadBalancerReady";
-/// The condition that says whether all Nodes pass its health check.
+/// Condition that tells whether all Nodes pass its health check.
 pub const HEALTHY: &str = "guestlet.io/BackendsHealthy";
-/// Nodes that are named in one message.
+/// Limit of the Nodes that are named in one message.
 const NAMED: usize = 8;
 
-/// What is to be written.
+/// Changes to a Service.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Plan {
-    /// A merge patch of the Service.
+    /// Merge patch of the Service.
     pub service: Option<Value>,
-    /// A merge patch of its status.
+    /// Merge patch of its status.
     pub status: Option<Value>,
-    /// What people are told.
+    /// Events for people.
     pub news: Vec<News>,
 }
 
 impl Plan {
-    /// Whether conditions are to be written.
+    /// Returns whether conditions are to be written.
     pub fn has_conditions(&self) -> bool {
         self.status.as_ref().is_some_and(|patch| patch["status"]["conditions"].is_array())
     }
 
-    /// Leaves them for later.
+    /// Leaves the conditions for a later write.
     pub fn without_conditions(&mut self) {
         let Some(status) = self.status.as_mut().and_then(|patch| patch["status"].as_object_mut()) else {
             return;
@@ -60,12 +61,12 @@ impl Plan {
     }
 }
 
-/// Whether it has our finalizer.
+/// Returns whether the Service has this program's finalizer.
 pub fn has_finalizer(service: &Service) -> bool {
     service.metadata.finalizers.iter().flatten().any(|one| one == FINALIZER)
 }
 
-/// The finalizers with ours, or without it.
+/// Returns the finalizers with this program's, or without it.
 fn finalizers(service: &Service, with: bool) -> Value {
     let mut all = service.metadata.finalizers.clone().unwrap_or_default();
     all.retain(|one| one != FINALIZER);
@@ -73,13 +74,13 @@ fn finalizers(service: &Service, with: bool) -> Value {
     json!(all)
 }
 
-/// What is written before the host half is asked for anything.
+/// Plans what is written before any request to the host half.
 pub fn begin(service: &Service) -> Option<Value> {
     (!has_finalizer(service)).then(|| json!({ "metadata": { "finalizers": finalizers(service, true) } }))
 }
 
-/// What is written before its load balancer is given back, so that nobody announces an address that may be another's in a moment: its
-/// status, and then what others were told.
+/// Plans what is written before a load balancer is released, so that nobody announces an address that may
+/// soon belong to somebody else: first the status, and then the annotations for announcers.
 pub fn withdraw(service: &Service) -> Plan {
     let mut metadata = Map::new();
     let gone = [VIP_ADDRESSES, VIP_INTERFACE, VIP_WRITTEN].into_iter();
@@ -99,7 +100,7 @@ pub fn withdraw(service: &Service) -> Plan {
     }
 }
 
-/// What is written once nothing is left of its load balancer.
+/// Plans what is written once the load balancer is completely released.
 pub fn end(service: &Service) -> Plan {
     let mut metadata = Map::new();
     if has_finalizer(service) {
@@ -121,8 +122,8 @@ fn is_ours(condition: &Condition) -> bool {
     condition.type_ == READY || condition.type_ == HEALTHY
 }
 
-/// What is written to a Service that has this load balancer. `told` are the conditions that were written to it last, which an old
-/// API server does not keep.
+/// Plans what is written to a Service that has this load balancer. `told` are the conditions that were last
+/// written to it; an old API server does not keep them.
 pub fn plan(
     service: &Service,
     balancer: &LoadBalancer,
@@ -154,7 +155,7 @@ pub fn plan(
             metadata.insert("annotations".to_owned(), Value::Object(withdrawn));
         }
     }
-    // What there was before stays in force while there is nothing else.
+    // The former annotations stay in force until there is a replacement.
     if !addresses.is_empty() {
         match interface(service, balancer, instances, members).filter(|_| is_vip).transpose() {
             Ok(interface) => {
@@ -179,7 +180,7 @@ pub fn plan(
     let ingress: Vec<_> = addresses.iter().map(|address| json!({ "ip": address })).collect();
     let has: Vec<_> = service.status.load_balancer.ingress.iter().map(|one| one.ip.as_str()).collect();
     let mut status = Map::new();
-    // Where kube-vip announces, it says so by itself.
+    // Where kube-vip announces the address, it sets the status itself.
     if !is_vip && !addresses.is_empty() && has != addresses {
         status.insert("loadBalancer".to_owned(), json!({ "ingress": ingress }));
         plan.news.push(News::normal("EnsuredLoadBalancer", format!("it has {}", addresses.join(", "))));
@@ -193,7 +194,7 @@ pub fn plan(
     (plan, conditions)
 }
 
-/// One word that an event and a condition can have.
+/// Returns one word that an event and a condition accept as a reason.
 fn reason(balancer: &LoadBalancer) -> String {
     let is_word = |text: &str| {
         !text.is_empty() && text.len() <= 64 && text.chars().all(|one| one.is_ascii_alphanumeric())
@@ -208,7 +209,7 @@ fn reason(balancer: &LoadBalancer) -> String {
     .to_owned()
 }
 
-/// kube-vip is told which addresses to announce.
+/// Plans the annotations that tell kube-vip which addresses to announce.
 fn announce(
     service: &Service,
     addresses: &[&str],
@@ -236,8 +237,9 @@ fn announce(
     }
 }
 
-/// Takes from kube-vip what it was told by this program, or what is the same: two would announce an address, and one that the Service
-/// does not have any more may be another's. What somebody else has written is left.
+/// Plans the removal of the annotations for kube-vip that this program has written, or that equal them.
+/// Otherwise two announcers might announce one address, or kube-vip one that the Service no longer has and
+/// another may have. Other values stay.
 fn withdrawn(service: &Service, joined: &str) -> Map<String, Value> {
     let has = |key| annotation(&service.metadata, key);
     let (addresses, interface) =
@@ -248,7 +250,7 @@ fn withdrawn(service: &Service, joined: &str) -> Map<String, Value> {
     }
     if has(VIP_ADDRESSES).is_some_and(|found| found == addresses || found == joined) {
         gone.push(VIP_ADDRESSES);
-        // Without a network, it is not from here.
+        // If the Service names no network, this value was not written by this program.
         if has(VIP_INTERFACE).is_some_and(|found| found == interface || has(NETWORK).is_some()) {
             gone.push(VIP_INTERFACE);
         }
@@ -256,7 +258,8 @@ fn withdrawn(service: &Service, joined: &str) -> Map<String, Value> {
     gone.into_iter().map(|key| (key.to_owned(), Value::Null)).collect()
 }
 
-/// The primary Service as a label, by which Harvester's cloud provider finds who shares an address.
+/// Sets the primary Service as a label, by which Harvester's cloud provider finds the Services that share an
+/// address.
 fn label(service: &Service, metadata: &mut Map<String, Value>) {
     let label = annotation(&service.metadata, PRIMARY).map(|primary| {
         let own = service.metadata.namespace.as_deref().unwrap_or_default();
@@ -269,8 +272,8 @@ fn label(service: &Service, metadata: &mut Map<String, Value>) {
     }
 }
 
-/// The interface on which kube-vip announces addresses of the network that the Service names; none if it names none. kube-vip knows one
-/// name for all Nodes that it runs on.
+/// Returns the interface on which kube-vip announces addresses of the network that the Service names; `None`
+/// if it names none. kube-vip uses the same name on all Nodes that it runs on.
 fn interface(
     service: &Service,
     balancer: &LoadBalancer,
@@ -309,7 +312,7 @@ fn interface(
     })
 }
 
-/// Whether all Nodes pass; none if that is not looked at.
+/// Returns whether all Nodes pass their health checks; `None` if they are not checked.
 fn healthy(balancer: &LoadBalancer, news: &mut Vec<News>) -> Option<(bool, String, String)> {
     if balancer.failing.is_empty() {
         let words = format!("{} Nodes receive its traffic", balancer.healthy);
@@ -325,7 +328,7 @@ fn healthy(balancer: &LoadBalancer, news: &mut Vec<News>) -> Option<(bool, Strin
         failing.push("…".to_owned());
     }
     let words = match (balancer.healthy, balancer.announcing()) {
-        // The host forwards nothing then. In the cluster nobody looks at it.
+        // The host forwards nothing in this case, and nothing in the cluster performs the check.
         (0, Announcing::KubeVip | Announcing::None) => format!(
             "no Node passes its health check, and its address stays: what announces it in the cluster \
              ignores health checks: {}",
@@ -340,14 +343,14 @@ fn healthy(balancer: &LoadBalancer, news: &mut Vec<News>) -> Option<(bool, Strin
     Some((false, "Unhealthy".to_owned(), words))
 }
 
-/// What our conditions of a Service say.
+/// Returns this program's conditions of a Service.
 fn said(service: &Service) -> BTreeMap<String, (bool, String, String)> {
     let ours = service.status.conditions.iter().filter(|one| is_ours(one));
     ours.map(|one| (one.type_.clone(), (one.status == "True", one.reason.clone(), one.message.clone())))
         .collect()
 }
 
-/// All conditions, with ours as they are to be.
+/// Returns all conditions of a Service, with this program's replaced by the wanted ones.
 fn written(service: &Service, wanted: &BTreeMap<String, (bool, String, String)>) -> Vec<Condition> {
     let mut all: Vec<_> = service.status.conditions.iter().filter(|one| !is_ours(one)).cloned().collect();
     for (kind, (is_true, reason, message)) in wanted {
@@ -367,7 +370,7 @@ fn written(service: &Service, wanted: &BTreeMap<String, (bool, String, String)>)
     all
 }
 
-/// Annotations of a Service that concern it here; that they change is a change.
+/// Returns whether an annotation of a Service matters here, so that its change has to be handled.
 pub fn is_concerned(key: &str) -> bool {
     key != VIP_WRITTEN && (key.starts_with(PREFIX) || key.starts_with(OWN))
 }
@@ -384,7 +387,7 @@ mod tests {
         service
     }
 
-    /// What is written to the annotations of a Service that has this address by this announcer.
+    /// Returns the changes to the annotations of a Service with this address and announcer.
     fn written(annotations: &[(&str, &str)], by: Announcing, address: &str) -> Value {
         let address = LoadBalancerAddress { address: address.into(), pool: "pool".into() };
         let balancer = LoadBalancer {
@@ -397,7 +400,8 @@ mod tests {
         plan.service.map(|patch| patch["metadata"]["annotations"].clone()).unwrap_or_default()
     }
 
-    /// The host gives another address for another announcer: kube-vip went on to announce the first.
+    /// After a change of the announcer the host assigns another address, but kube-vip continued to announce the
+    /// first.
     #[test]
     fn kube_vip_keeps_nothing_that_it_was_told_by_this_program() {
         let told = written(&[], Announcing::KubeVip, "192.0.2.1");
@@ -413,7 +417,7 @@ mod tests {
             [(VIP_ADDRESSES, "192.0.2.1"), (VIP_INTERFACE, "enp1s0"), (VIP_WRITTEN, "192.0.2.1 enp1s0")];
         let gone = json!({ VIP_ADDRESSES: null, VIP_INTERFACE: null, VIP_WRITTEN: null });
         assert_eq!(written(&has, Announcing::Host, "198.51.100.1"), gone);
-        // What somebody else has written stays, and what Harvester's cloud provider has written of the same address does not.
+        // Values of others stay, but those that Harvester's cloud provider has written for the same address do not.
         let others = [(VIP_ADDRESSES, "203.0.113.9"), (VIP_INTERFACE, "eth9")];
         assert_eq!(written(&others, Announcing::Host, "198.51.100.1"), Value::Null);
         let same = [(VIP_ADDRESSES, "198.51.100.1")];

@@ -1,5 +1,5 @@
-//! What a Service wants of the host half: from its spec and its annotations, which are those of Harvester's cloud provider and a few
-//! of guestlet's own. Pure.
+//! Request of a Service to the host half, from its spec and its annotations. These are the ones of
+//! Harvester's cloud provider and a few of guestlet's own. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,24 +12,25 @@ use crate::wire::proto::v1::{
     self, Announcing, EnsureLoadBalancerRequest, HealthCheck, IpFamily, Ipam, ServiceReference,
 };
 
-/// The annotations of Harvester's cloud provider begin so.
+/// Prefix of the annotations of Harvester's cloud provider.
 pub const PREFIX: &str = "cloudprovider.harvesterhci.io/";
 const IPAM: &str = "cloudprovider.harvesterhci.io/ipam";
-/// The network of the address; also the interface that kube-vip is to announce it on.
+/// Annotation with the network of the address, which is also the interface that kube-vip announces it on.
 pub const NETWORK: &str = "cloudprovider.harvesterhci.io/network";
-/// The Service whose address this one shares, and the label that says the same.
+/// Annotation with the Service whose address this one shares, and the label with the same meaning.
 pub const PRIMARY: &str = "cloudprovider.harvesterhci.io/primary-service";
-/// The port whose node port is checked.
+/// Annotation with the port whose node port is checked.
 pub const HEALTH_PORT: &str = "cloudprovider.harvesterhci.io/healthcheck-port";
 const HEALTH_SUCCESS: &str = "cloudprovider.harvesterhci.io/healthcheck-success-threshold";
 const HEALTH_FAILURE: &str = "cloudprovider.harvesterhci.io/healthcheck-failure-threshold";
 const HEALTH_PERIOD: &str = "cloudprovider.harvesterhci.io/healthcheck-periodseconds";
 const HEALTH_TIMEOUT: &str = "cloudprovider.harvesterhci.io/healthcheck-timeoutseconds";
-/// Who announces the address: `kube-vip`, `none` or `host`.
+/// Annotation with the announcer of the address: `kube-vip`, `none` or `host`.
 pub const ANNOUNCE: &str = "guestlet.io/announce";
-/// Addresses that are asked for, one for each family, separated by a comma.
+/// Annotation with requested addresses, one for each family, separated by a comma.
 const ADDRESSES: &str = "guestlet.io/load-balancer-ips";
-/// Those that mean nothing here: a host says what they would say, or Harvester's cloud provider alone uses them.
+/// Annotations without a meaning here: the host decides what they would set, or only Harvester's cloud
+/// provider uses them.
 const IDLE: [&str; 3] = [
     "cloudprovider.harvesterhci.io/project",
     "cloudprovider.harvesterhci.io/namespace",
@@ -48,32 +49,32 @@ const KNOWN: [&str; 10] = [
     ADDRESSES,
 ];
 
-/// Most VMs that are named as backends.
+/// Limit of the VMs that are named as backends.
 const BACKENDS: usize = 1024;
-/// Seconds of a session affinity that says none.
+/// Default duration of a session affinity in seconds.
 const AFFINITY_SECONDS: i32 = 10_800;
 
-/// What the settings say of Services.
+/// Settings for Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defaults {
-    /// Services of this class are seen to.
+    /// Class of the Services that this program maintains.
     pub class: String,
-    /// Those of no class are, too.
+    /// True if Services without a class are handled, too.
     pub without_class: bool,
-    /// Who announces addresses where the Service does not say it.
+    /// Announcer for Services that do not name one.
     pub announcing: Announcing,
 }
 
-/// Why nothing can be asked for.
+/// Reason why no request can be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
-    /// An annotation or a field has a value that makes no sense; in words for people.
+    /// An annotation or a field has an invalid value; with a message for people.
     Invalid(String),
-    /// The Service whose address is to be shared is not there, or has no load balancer of its own.
+    /// The Service whose address is to be shared does not exist, or has no load balancer of its own.
     NoPrimary(String),
 }
 
-/// Whether a Service is to have a load balancer of ours.
+/// Returns whether this program is to provide a load balancer for a Service.
 pub fn is_wanted(service: &Service, defaults: &Defaults) -> bool {
     let is_ours = match service.spec.load_balancer_class.as_deref() {
         Some(class) => class == defaults.class,
@@ -82,7 +83,7 @@ pub fn is_wanted(service: &Service, defaults: &Defaults) -> bool {
     is_ours && service.spec.r#type == "LoadBalancer" && service.metadata.deletion_timestamp.is_none()
 }
 
-/// Which Service it is.
+/// Returns the reference to a Service.
 pub fn reference(service: &Service) -> ServiceReference {
     ServiceReference {
         namespace: service.metadata.namespace.clone().unwrap_or_default(),
@@ -91,10 +92,10 @@ pub fn reference(service: &Service) -> ServiceReference {
     }
 }
 
-/// Who announces the address of a Service.
+/// Returns the announcer of a Service's address.
 ///
 /// # Errors
-/// If its annotation says nobody who is known.
+/// Fails if the annotation has an unknown value.
 pub fn announcing(service: &Service, defaults: &Defaults) -> Result<Announcing, Problem> {
     match annotation(&service.metadata, ANNOUNCE) {
         None => Ok(defaults.announcing),
@@ -103,7 +104,7 @@ pub fn announcing(service: &Service, defaults: &Defaults) -> Result<Announcing, 
     }
 }
 
-/// Who is meant by this word.
+/// Parses the name of an announcer.
 pub fn announcing_of(word: &str) -> Option<Announcing> {
     match word {
         "kube-vip" => Some(Announcing::KubeVip),
@@ -113,17 +114,17 @@ pub fn announcing_of(word: &str) -> Option<Announcing> {
     }
 }
 
-/// The annotations of a Service that are nobody's.
+/// Returns the annotations of a Service that have a known prefix but an unknown name.
 pub fn unknown(service: &Service) -> Vec<&str> {
     let all = service.metadata.annotations.iter().flat_map(BTreeMap::keys).map(String::as_str);
     let is_unknown = |key: &&str| is_concerned(key) && !KNOWN.contains(key) && !IDLE.contains(key);
     all.filter(is_unknown).collect()
 }
 
-/// What a Service asks for. `primary` finds another Service by namespace and name.
+/// Builds the request of a Service. `primary` finds another Service by namespace and name.
 ///
 /// # Errors
-/// If that cannot be said.
+/// Fails if the Service does not define a valid request.
 pub fn request(
     service: &Service,
     defaults: &Defaults,
@@ -144,7 +145,7 @@ pub fn request(
     };
     let health_check = health_check(service)?;
     let is_local = spec.external_traffic_policy == "Local";
-    // Who announces in the cluster knows its Nodes.
+    // An announcer in the cluster knows its Nodes by itself.
     let needs_backends = announcing == Announcing::Host || health_check.is_some();
     let backends = members.iter().filter(|member| needs_backends && member.takes_traffic);
     let (families, all_families) = families(service);
@@ -270,7 +271,7 @@ fn addresses(service: &Service) -> Result<Vec<String>, Problem> {
     Ok(all.iter().map(IpAddr::to_string).collect())
 }
 
-/// The families, the first one first, and whether all have to be.
+/// Returns the families, the first one first, and whether all of them are required.
 fn families(service: &Service) -> (Vec<IpFamily>, bool) {
     let spec = &service.spec;
     let mut families: Vec<_> = spec

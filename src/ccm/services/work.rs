@@ -1,4 +1,4 @@
-//! Carries out what was decided for a Service, one step after the other.
+//! Execution of the jobs of a Service, one step after the other.
 
 use std::sync::Arc;
 
@@ -17,70 +17,70 @@ use crate::kubernetes::fence::Fence;
 use crate::kubernetes::lists;
 use crate::wire::proto::v1::{EnsureLoadBalancerRequest, LoadBalancer, ServiceReference};
 
-/// What is to be done.
+/// Work to be done for a Service.
 #[derive(Debug)]
 pub enum Job {
-    /// Tell people; nothing else can be done.
+    /// Record an event; nothing else can be done.
     Tell(News),
-    /// Ask for a load balancer.
+    /// Request a load balancer.
     Ensure {
-        /// What is asked for.
+        /// Request to the host half.
         request: Box<EnsureLoadBalancerRequest>,
-        /// What tells it from others.
+        /// Number that identifies the request.
         number: u64,
-        /// What people are told besides.
+        /// Further event for people.
         remark: Option<News>,
-        /// People are not told yet of what passes by itself.
+        /// True if people are not informed of temporary failures yet.
         is_patient: bool,
     },
-    /// Write what it has.
+    /// Write the state of its load balancer.
     Write {
-        /// What is written.
+        /// Changes to write.
         plan: Plan,
-        /// What its conditions say then.
+        /// Conditions of the Service after the write.
         conditions: Conditions,
     },
-    /// Give back what it has.
+    /// Release its load balancer.
     Release(ServiceReference),
 }
 
-/// What came of it.
+/// Result of a job.
 #[derive(Debug)]
 pub enum Done {
-    /// The host half has taken the request with this number over.
+    /// The host half has accepted the request with this number.
     Taken {
-        /// The request's.
+        /// Number of the request.
         number: u64,
-        /// What the Service has.
+        /// Load balancer that the Service has.
         balancer: Arc<LoadBalancer>,
     },
-    /// What it has is written.
+    /// The changes are written; the Service has these conditions.
     Written(Conditions),
-    /// Nothing is left of what it had.
+    /// The load balancer is completely released.
     Released,
-    /// It is being given back.
+    /// The release is under way.
     Releasing,
-    /// Nothing more is to be done before something changes.
+    /// Nothing more is to be done until something changes.
     Nothing,
-    /// It did not work; it is tried again.
+    /// The job failed and is tried again.
     Failed,
 }
 
-/// What it is done with.
+/// Clients that jobs are carried out with.
 #[derive(Clone)]
 pub struct Hands {
-    /// Asks the API server.
+    /// Client of the API server.
     pub client: Client,
-    /// Asks the host half.
+    /// Client of the host half.
     pub host: Host,
-    /// Lets changes pass.
+    /// Fence that every change has to pass.
     pub fence: Fence,
-    /// Tells people.
+    /// Recorder of events for people.
     pub recorder: Arc<Recorder>,
 }
 
 impl Hands {
-    /// Does it.
+    /// Carries out a job.
     pub async fn carry_out(&self, service: Arc<Service>, job: Job) -> Done {
         let outcome = match job {
             Job::Tell(news) => {
@@ -107,7 +107,7 @@ impl Hands {
         };
         match outcome {
             Ok(done) => done,
-            // It is decided anew when that is heard of, or after a moment.
+            // It is decided again when the change is reported, or after a short wait.
             Err(Refused::Other) => Done::Failed,
             Err(Refused::Host(status)) => {
                 let service = shown(&service);
@@ -122,7 +122,7 @@ impl Hands {
         }
     }
 
-    /// Takes care that it does not go before what it has was given back, and asks for that.
+    /// Adds the finalizer, so that the Service stays until its load balancer is released, and sends the request.
     async fn ensure(
         &self,
         service: &Service,
@@ -154,7 +154,7 @@ impl Hands {
         Ok(Done::Released)
     }
 
-    /// Writes what was decided: the Service itself before its status.
+    /// Writes the planned changes: the Service itself before its status.
     async fn write(&self, service: &Service, plan: &Plan) -> Result<(), Refused> {
         for (patch, is_status) in [(&plan.service, false), (&plan.status, true)] {
             if let Some(patch) = patch {
@@ -167,8 +167,8 @@ impl Hands {
         Ok(())
     }
 
-    /// Patches the very Service that was decided about, and returns what it is then. Where a list is written as a whole, only if it is as
-    /// it was.
+    /// Patches exactly the Service that was decided about, and returns its new state. A patch that replaces a
+    /// whole list is applied only if the Service is unchanged.
     async fn patch(&self, service: &Service, patch: &Value, is_status: bool) -> Result<Service, Refused> {
         let mut patch = patch.clone();
         let has_list = patch["metadata"]["finalizers"].is_array();
@@ -195,7 +195,7 @@ impl Hands {
     }
 }
 
-/// A Service, for people.
+/// Names a Service for people.
 fn shown(service: &Service) -> String {
     format!("{}/{}", service.metadata.namespace.as_deref().unwrap_or_default(), name(&service.metadata))
 }

@@ -8,58 +8,58 @@ use crate::config::Problem;
 use crate::config::agent::check::{absolute, problem, time};
 use crate::config::agent::fragment::{ApplicationFragment, FreezesFragment};
 
-/// Of the 50 s that hooks and applications have together.
+/// Default time for holding all applications, out of the 50 s that hooks and applications have together.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Tables `[[freeze.application]]`.
+/// Maximum number of `[[freeze.application]]` tables.
 const MOST: usize = 32;
-/// Words of a command, and directories with data.
+/// Maximum number of words of a command, and of directories with data.
 const MOST_WORDS: usize = 64;
-/// Bytes of a name, a user or a target.
+/// Maximum length of a name, a user or a target, in bytes.
 const LONGEST: usize = 1023;
 const KEY: &str = "freeze.application";
 
 /// Applications that take part in freezes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApplicationSettings {
-    /// Databases are looked for at their usual places.
+    /// True to look for databases at their usual places.
     pub auto: bool,
-    /// Those that have a table.
+    /// Applications that have a table.
     pub listed: Vec<ApplicationSetting>,
-    /// How long all of them may take to be held.
+    /// Time in which all of them have to be held.
     pub deadline: Duration,
-    /// A freeze without applications, or without one of them, fails.
+    /// True if a freeze without applications, or without one of them, fails.
     pub required: bool,
 }
 
-/// A table `[[freeze.application]]`.
+/// Application from a `[[freeze.application]]` table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ApplicationSetting {
-    /// A database.
+    /// A database of a kind that the agent supports.
     Kind {
-        /// Such as `postgresql`.
+        /// Kind of database, such as `postgresql`.
         kind: String,
-        /// Such as the path of its socket.
+        /// Address of the database, such as the path of its socket.
         target: String,
-        /// The user that it has to belong to.
+        /// User that the database has to belong to.
         user: Option<String>,
     },
     /// A pair of commands.
     Commands {
-        /// What people call it.
+        /// Name of the application, for messages and receipts.
         name: String,
-        /// As whom they run.
+        /// User that the commands run as.
         user: String,
-        /// A program and its arguments.
+        /// Command before a freeze: a program and its arguments.
         freeze: Vec<String>,
-        /// A program and its arguments.
+        /// Command after a freeze: a program and its arguments.
         thaw: Vec<String>,
-        /// Where its data are.
+        /// Directories with the application's data.
         data: Vec<PathBuf>,
     },
 }
 
 impl ApplicationSettings {
-    /// Whether there is something that runs as root, and so may do anything.
+    /// Returns whether an application runs as root, which means that it may do anything.
     pub fn any_as_root(&self) -> bool {
         self.listed.iter().any(|one| match one {
             ApplicationSetting::Kind { user, .. } => user.as_deref() == Some("root"),
@@ -67,13 +67,13 @@ impl ApplicationSettings {
         })
     }
 
-    /// Whether something may have to run as another user.
+    /// Returns whether a process may have to run as another user.
     pub fn any(&self) -> bool {
         self.auto || !self.listed.is_empty()
     }
 }
 
-/// Checks them, and fills in what is not said.
+/// Checks the settings, and fills in defaults.
 pub fn check(freeze: FreezesFragment) -> Result<ApplicationSettings, Problem> {
     let auto = match freeze.applications.as_deref() {
         None | Some("auto") => true,

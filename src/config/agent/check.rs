@@ -1,4 +1,4 @@
-//! From what all places together say to settings that make sense.
+//! Checks the merged fragments and turns them into settings.
 
 use std::path::{Component, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::config::agent::{
 };
 use crate::policy::{Bounds, Limits, Mode, Rules};
 
-/// `VMADDR_CID_HOST`, vsock(7).
+/// CID of the host: `VMADDR_CID_HOST`, vsock(7).
 const HOST_CID: u32 = 2;
 const DEFAULT_PORT_PATH: &str = "/dev/virtio-ports/org.qemu.guest_agent.0";
 const DEFAULT_LINE_PATH: &str = "/dev/ttyS0";
@@ -26,26 +26,27 @@ const ZONE_CHANGES: [&str; 3] = ["update", "keep", "report"];
 const METHODS: &str = "virtio-serial, isa-serial, unix-listen, vsock-listen or none";
 const DEFAULT_FREEZE: Duration = Duration::from_secs(120);
 const DEFAULT_HOOK: Duration = Duration::from_secs(60);
-/// KubeVirt waits 60 s for the answer to a freeze, of which a part is for the freeze itself.
+/// Default timeout of all hooks: KubeVirt waits 60 s for the answer to a freeze, which includes the freeze itself.
 const DEFAULT_HOOKS: Duration = Duration::from_secs(50);
-/// What a process that the program has started writes belongs to its output; a daemon holds it open for good.
+/// Default wait for outputs after a program's exit. Output of processes that the program started belongs to the
+/// program's output, but a daemon would hold it open forever.
 const DEFAULT_OUTPUT: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Within this time systemd-journald has to tell its watchdog that it is alive (`WatchdogSec=` of its unit), which it
-/// cannot while its file system is frozen.
+/// Time within which systemd-journald has to notify its watchdog (`WatchdogSec=` of its unit), which it cannot do
+/// while its file system is frozen.
 const JOURNAL_WATCHDOG: Duration = Duration::from_secs(180);
-/// What is said of that.
+/// Remark on a freeze deadline that is longer than that.
 const LONG_FREEZE: &str = "qga.freeze.deadline is 3 minutes or more: systemd-journald is killed by its watchdog when its file \
                            system is frozen for that long";
-/// Characters of a version.
+/// Maximum length of a version in characters.
 const MAX_VERSION: usize = 64;
 
 pub(super) fn problem<T>(key: &'static str, text: impl Into<String>) -> Result<T, Problem> {
     Err(Problem { key, text: text.into() })
 }
 
-/// Checks what all fragments together say, and fills in what none says.
+/// Checks the settings of all fragments together, and fills in defaults.
 #[allow(clippy::too_many_lines, reason = "one line for each field")]
 pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings, Problem> {
     let AgentFragment {
@@ -135,10 +136,10 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
             wanted: daemon.unwrap_or(false),
             pid_file: absolute("pidfile", pidfile.unwrap_or(DEFAULT_PID_FILE.into()))?,
         },
-        // Without the grants, which `load` checks in their files.
+        // Still without the grants, which `load` checks file by file.
         rules,
         audit_file: audit.file.map(|path| absolute("audit.file", path)).transpose()?,
-        // Beside the main file, which `load` knows.
+        // Replaced by `load` with a path beside the main file.
         disk_rules: super::MAIN_FILE.into(),
         csi: csi::check(csi)?,
         cloud_socket: cloud_socket(cloud)?,
@@ -147,7 +148,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
         forwards: forwards(&forward)?,
         topology: self::topology(topology)?,
         trust: TrustSettings {
-            // Beside the main file, which `load` knows.
+            // Replaced by `load` with a path beside the main file.
             hosts: super::MAIN_FILE.into(),
             state_folder: absolute("trust.state-dir", trust.state_dir.unwrap_or(super::TRUST_FOLDER.into()))?,
         },
@@ -155,7 +156,7 @@ pub fn check(settings: AgentFragment, program: Program) -> Result<AgentSettings,
     })
 }
 
-/// Checks the version that QGA is told.
+/// Checks the version that is reported to QGA clients.
 fn version(version: Option<&str>) -> Result<(), Problem> {
     match version {
         Some(version)
@@ -280,7 +281,7 @@ fn limits(qga: &QgaFragment) -> Result<QgaLimits, Problem> {
     })
 }
 
-/// A list with another separator than commas, which is one long name that no command has.
+/// Refuses a list with a separator other than commas, which would be one long name that no command has.
 fn names(key: &'static str, option: &str, list: Option<&[String]>) -> Result<(), Problem> {
     let separator = |c: char| matches!(c, ';' | ',') || c.is_whitespace();
     match list.unwrap_or_default().iter().find(|name| name.contains(separator) || name.is_empty()) {
@@ -306,7 +307,7 @@ fn paths(key: &'static str, list: Option<&[PathBuf]>) -> Result<Option<Vec<PathB
             key,
             format!("{key}: {:?} must be an absolute path without \"..\"", path.display().to_string()),
         ),
-        // As components, so that no path ends with a slash or has two of them.
+        // Collected from components, so that no path ends with a slash or has two in a row.
         None => Ok(list.map(|list| list.iter().map(|path| path.components().collect()).collect())),
     }
 }
@@ -326,7 +327,7 @@ pub(super) fn time(key: &'static str, written: Option<&Time>, usual: Duration) -
     }
 }
 
-/// A number, and `s`, `min` or `h`.
+/// Parses a number followed by `s`, `min` or `h`.
 fn duration(words: &str) -> Option<Duration> {
     let words = words.trim();
     let (number, unit) = words.split_at(words.find(|c: char| !c.is_ascii_digit()).unwrap_or(words.len()));

@@ -1,4 +1,4 @@
-//! The settings of `[csi]`: which sockets kubelet and the sidecars find, and under which name.
+//! The settings of `[csi]`: the sockets for kubelet and the sidecars, and the name of the driver.
 
 use std::path::{Path, PathBuf};
 
@@ -8,43 +8,43 @@ use crate::config::agent::fragment::{Choice, CsiFragment};
 
 const DRIVER: &str = "driver.harvesterhci.io";
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
-/// Characters of a driver's name, as CSI has it.
+/// Maximum length of a driver's name in characters, according to CSI.
 const LONGEST_NAME: usize = 63;
-/// Bytes of a socket's path that the kernel takes, unix(7).
+/// Maximum length of a socket's path in bytes, unix(7).
 const LONGEST_SOCKET: usize = 107;
-/// Characters of the part of a label's key before its slash, and of the one after it.
+/// Maximum length in characters of a label key's part before the slash, and of the part after it.
 const LONGEST_PREFIX: usize = 253;
 const LONGEST_KEY: usize = 63;
 
-/// When kubelet is served.
+/// Condition for serving kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CsiMode {
-    /// Never.
+    /// Kubelet is never served.
     Off,
-    /// As soon as, and as long as, its folder is there.
+    /// Kubelet is served while its directory exists.
     Auto,
-    /// Always: folders that are missing are made.
+    /// Kubelet is always served; missing directories are created.
     On,
 }
 
-/// Volumes for pods.
+/// Settings of the CSI driver, which serves volumes to pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CsiSettings {
-    /// When kubelet is served.
+    /// Condition for serving kubelet.
     pub mode: CsiMode,
-    /// The driver's name.
+    /// Name of the CSI driver.
     pub driver: String,
-    /// kubelet's folder.
+    /// Root directory of kubelet.
     pub kubelet_root: PathBuf,
-    /// The socket of the Identity and Node services.
+    /// Socket of the Identity and Node services.
     pub node_socket: PathBuf,
-    /// The socket of the Identity and Controller services, if there is to be one.
+    /// Socket of the Identity and Controller services, if there is to be one.
     pub controller_socket: Option<PathBuf>,
-    /// Keys of what kubelet is told about where this guest is.
+    /// Topology keys that are reported to kubelet.
     pub topology: Vec<String>,
 }
 
-/// Checks them, and fills in what is not said.
+/// Checks the settings, and fills in defaults.
 pub fn check(csi: CsiFragment) -> Result<CsiSettings, Problem> {
     let mode = match csi.enabled {
         Some(Choice::Plain(true)) => CsiMode::On,
@@ -84,7 +84,7 @@ pub fn check(csi: CsiFragment) -> Result<CsiSettings, Problem> {
     Ok(CsiSettings { mode, driver, kubelet_root, node_socket, controller_socket, topology })
 }
 
-/// A socket's path, which is absolute and no longer than the kernel takes.
+/// Checks a socket's path, which has to be absolute and no longer than the kernel allows.
 pub(super) fn socket(key: &'static str, path: PathBuf) -> Result<PathBuf, Problem> {
     let path = absolute(key, path)?;
     if path.as_os_str().len() > LONGEST_SOCKET || path.file_name().is_none() {
@@ -165,7 +165,7 @@ mod tests {
             ("topology = ['/b']", "csi.topology: "),
         ] {
             let error = checked(text).unwrap_err();
-            // A long root makes its first socket too long.
+            // With a long root, the path of its first socket is too long.
             let expected = if text == long { "csi." } else { expected };
             assert!(error.starts_with(expected), "{text}: {error}");
         }

@@ -1,11 +1,11 @@
-//! Settings as qemu-ga shows them.
+//! Prints settings as qemu-ga does.
 
 use std::fmt::Write as _;
 
 use crate::config::agent::{AgentSettings, QgaChannel};
 use crate::config::key_file::quote;
 
-/// A key file with the group `general`; keys in qemu-ga's order.
+/// Returns a key file with the group `general`, and its keys in qemu-ga's order.
 pub fn text(settings: &AgentSettings) -> String {
     let (method, path) = match &settings.qga {
         QgaChannel::VirtioSerial(path) => ("virtio-serial", Some(path.display().to_string())),

@@ -1,4 +1,4 @@
-//! The settings of `[file-systems]`: when the guest tells that they are about to fill.
+//! The settings of `[file-systems]`: when the guest reports that file systems are about to fill.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use crate::config::Problem;
 use crate::config::agent::check::{problem, time};
 use crate::config::agent::fragment::{FileSystemsFragment, Time};
 
-/// When all are looked at, unless the settings say otherwise.
+/// Default interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(300);
 const FULL_PERCENT: u32 = 90;
 
-/// When file systems are looked at.
+/// Checks of how full file systems are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileSystemSettings {
-    /// How often; zero for never.
+    /// Interval between two checks; zero for no checks.
     pub interval: Duration,
-    /// What is in use of one that is about to fill.
+    /// Percentage in use from which a file system counts as about to fill.
     pub full_percent: u32,
 }
 
-/// Checks them, and fills in what is not said.
+/// Checks the settings, and fills in defaults.
 pub fn check(file_systems: &FileSystemsFragment) -> Result<FileSystemSettings, Problem> {
     let interval = match &file_systems.interval {
         Some(Time::Seconds(0)) => Duration::ZERO,

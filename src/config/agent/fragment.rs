@@ -1,4 +1,4 @@
-//! What one source of the agent's settings says: a file of /etc/guestlet, one of qemu-ga's, or the command line.
+//! Settings from one source of the agent: a file of /etc/guestlet, one of qemu-ga's files, or the command line.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,182 +11,183 @@ use toml::de::{DeTable, DeValue};
 use crate::config::Fragment;
 use crate::config::agent::grants::{AuditFragment, GrantFragment, PolicyFragment, TrustFragment};
 
-/// Every field may be missing.
+/// Settings of one source; every field is optional.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct AgentFragment {
-    /// `[qga]`
+    /// Table `[qga]`.
     pub qga: QgaFragment,
-    /// `[control]`
+    /// Table `[control]`.
     pub control: ApiFragment,
-    /// `[callback]` of earlier versions
+    /// Table `[callback]` of earlier versions.
     pub callback: ApiFragment,
-    /// `[vsock]`
+    /// Table `[vsock]`.
     pub vsock: VsockFragment,
-    /// `[csi]`
+    /// Table `[csi]`.
     pub csi: CsiFragment,
-    /// `[cloud]`
+    /// Table `[cloud]`.
     pub cloud: CloudFragment,
-    /// `[exec]`
+    /// Table `[exec]`.
     pub exec: ProgramsFragment,
-    /// `[file-systems]`
+    /// Table `[file-systems]`.
     pub file_systems: FileSystemsFragment,
-    /// `[forward]`
+    /// Table `[forward]`.
     pub forward: ForwardFragment,
-    /// `[freeze]`
+    /// Table `[freeze]`.
     pub freeze: FreezesFragment,
-    /// `[log]`
+    /// Table `[log]`.
     pub log: LogFragment,
-    /// `[topology]`
+    /// Table `[topology]`.
     pub topology: TopologyFragment,
-    /// `[policy]`
+    /// Table `[policy]`.
     pub policy: PolicyFragment,
-    /// `[audit]`
+    /// Table `[audit]`.
     pub audit: AuditFragment,
-    /// `[trust]`
+    /// Table `[trust]`.
     pub trust: TrustFragment,
-    /// `[[grant]]`; those of several places add up.
+    /// Tables `[[grant]]`; those of several sources add up.
     pub grant: Vec<Spanned<GrantFragment>>,
-    /// Where the agent keeps what lasts until the next boot.
+    /// Directory for data that lasts until the next boot.
     pub runtime_dir: Option<PathBuf>,
-    /// Whether qemu-ga's files are read, too. Only guestlet's own files say so.
+    /// False to ignore qemu-ga's files. Can be set in guestlet's own files only.
     pub qemu_ga_files: Option<bool>,
-    /// Become a daemon. Not in TOML: a unit says how it is started.
+    /// Run as a daemon. Cannot be set in TOML, because a unit decides how the agent is started.
     #[serde(skip)]
     pub daemon: Option<bool>,
-    /// Where a daemon writes its process id.
+    /// File to which a daemon writes its process ID.
     #[serde(skip)]
     pub pidfile: Option<PathBuf>,
-    /// A list was separated by semicolons: shown again as it stood, so that who reads it reads the same.
+    /// True if a list was separated by semicolons. It is shown the same way, so that a reader of the output gets the
+    /// same list.
     #[serde(skip)]
     pub semicolons: bool,
-    /// What is worth a line in the log, and no fault.
+    /// Remarks on the settings that are logged and are not errors.
     #[serde(skip)]
     pub remarks: Vec<String>,
-    /// The lines of the keys that this source sets.
+    /// Keys that this source sets, with their lines.
     #[serde(skip)]
     pub lines: Vec<(String, usize)>,
-    /// What this source was parsed from, if it has grants: their checks name lines.
+    /// Text that this source was parsed from, if it has grants, whose checks name lines.
     #[serde(skip)]
     pub text: String,
 }
 
-/// `[qga]`: names and meanings are those of qemu-ga, where it has them.
+/// Table `[qga]`, with the names and meanings of qemu-ga where it has the setting.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct QgaFragment {
-    /// `virtio-serial`, `isa-serial`, `unix-listen`, `vsock-listen`, or `none`.
+    /// Kind of channel: `virtio-serial`, `isa-serial`, `unix-listen`, `vsock-listen` or `none`.
     pub method: Option<String>,
-    /// Device, socket, or `CID:PORT`.
+    /// Path of the device or socket, or `CID:PORT`.
     pub path: Option<PathBuf>,
-    /// Try again where a socket cannot be listened on.
+    /// Keep retrying while listening on a socket fails.
     pub retry_path: Option<bool>,
-    /// Where state is kept.
+    /// Directory for the agent's state.
     pub statedir: Option<PathBuf>,
-    /// Commands that may not be called; lists of several places add up.
+    /// Commands that may not be called; the lists of several sources add up.
     pub block_rpcs: Option<Vec<String>>,
-    /// The only commands that may be called.
+    /// Only commands that may be called.
     pub allow_rpcs: Option<Vec<String>>,
-    /// The version that guest-info reports.
+    /// Version that guest-info reports.
     pub version: Option<String>,
-    /// What is run before a freeze and after a thaw.
+    /// Hook that is run before a freeze and after a thaw.
     pub fsfreeze_hook: Option<PathBuf>,
-    /// `[qga.exec]`
+    /// Table `[qga.exec]`.
     pub exec: ExecFragment,
-    /// `[qga.files]`
+    /// Table `[qga.files]`.
     pub files: FilesFragment,
-    /// `[qga.passwords]`
+    /// Table `[qga.passwords]`.
     pub passwords: PasswordsFragment,
-    /// `[qga.freeze]`
+    /// Table `[qga.freeze]`.
     pub freeze: FreezeFragment,
 }
 
-/// `[qga.exec]`
+/// Table `[qga.exec]`: restrictions on guest-exec.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ExecFragment {
-    /// The only programs that may be run; lists of several places add up.
+    /// Only programs that may be run; the lists of several sources add up.
     pub paths: Option<Vec<PathBuf>>,
-    /// How long after a program's end its outputs are waited for.
+    /// Time that the outputs of a program are still waited for after it has exited.
     pub output_deadline: Option<Time>,
 }
 
-/// `[qga.files]`
+/// Table `[qga.files]`: restrictions on guest-file-open.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct FilesFragment {
-    /// The only files and folders that may be opened; lists of several places add up.
+    /// Only files and directories that may be opened; the lists of several sources add up.
     pub paths: Option<Vec<PathBuf>>,
-    /// Open files only for reading.
+    /// True if files may be opened for reading only.
     pub read_only: Option<bool>,
 }
 
-/// `[qga.passwords]`
+/// Table `[qga.passwords]`: restrictions on guest-set-user-password.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct PasswordsFragment {
-    /// Whether passwords may be set.
+    /// False if clients may not set passwords.
     pub allow: Option<bool>,
 }
 
-/// `[qga.freeze]`
+/// Table `[qga.freeze]`: deadlines of freezes.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct FreezeFragment {
-    /// How long file systems stay frozen when nobody thaws them.
+    /// Time after which file systems are thawed if no client thaws them.
     pub deadline: Option<Time>,
-    /// How long one hook may take.
+    /// Timeout of one hook.
     pub hook_deadline: Option<Time>,
-    /// How long all of them may take together.
+    /// Timeout of all hooks together.
     pub hooks_deadline: Option<Time>,
 }
 
-/// `[freeze]`
+/// Table `[freeze]`: receipts, and applications that take part in freezes.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct FreezesFragment {
-    /// Where the receipts of freezes are kept.
+    /// Directory for the receipts of freezes.
     pub receipts_dir: Option<PathBuf>,
-    /// `auto` or `listed`.
+    /// Applications that take part: `auto` or `listed`.
     pub applications: Option<String>,
-    /// How long applications may take to be held.
+    /// Time in which all applications have to be held.
     pub applications_deadline: Option<Time>,
-    /// `filesystem` or `application`.
+    /// Level without which a freeze fails: `filesystem` or `application`.
     pub require: Option<String>,
-    /// `[[freeze.application]]`; those of several places add up.
+    /// Tables `[[freeze.application]]`; those of several sources add up.
     pub application: Vec<ApplicationFragment>,
 }
 
-/// `[[freeze.application]]`
+/// Table `[[freeze.application]]`: either a database, or a pair of commands.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ApplicationFragment {
-    /// What people call one with commands.
+    /// Name of an application with commands, for messages and receipts.
     pub name: Option<String>,
-    /// The kind of a database.
+    /// Kind of database.
     pub kind: Option<String>,
-    /// Where it is.
+    /// Address of the database, such as the path of its socket.
     pub target: Option<String>,
-    /// Whose it is, or as whom the commands run.
+    /// User that the database has to belong to, or that the commands run as.
     pub user: Option<String>,
-    /// The command before a freeze.
+    /// Command before a freeze.
     pub freeze: Option<Vec<String>>,
-    /// The command after it.
+    /// Command after a freeze.
     pub thaw: Option<Vec<String>>,
-    /// Where the data are.
+    /// Directories with the application's data.
     pub data: Option<Vec<PathBuf>>,
 }
 
-/// A duration as it is written: seconds, or a number and a unit.
+/// Duration as it is written: seconds, or a number and a unit.
 #[derive(Debug, Clone)]
 pub enum Time {
-    /// Seconds.
+    /// A plain number of seconds.
     Seconds(u64),
-    /// Such as `90s` or `2min`.
+    /// A number with a unit, such as `90s` or `2min`.
     Words(String),
 }
 
-/// By hand, because what serde derives for a choice of types is much code.
+/// Implemented by hand, because the code that serde derives for an untagged enum is large.
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either;
@@ -211,88 +212,88 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// `[control]`, and `[callback]` of earlier versions
+/// Table `[control]`, or `[callback]` of earlier versions.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ApiFragment {
-    /// `vsock`, `none`, or `unix:` and a path.
+    /// Channel to listen on: `vsock`, `none`, or `unix:` and a path.
     pub listen: Option<String>,
-    /// vsock port.
+    /// The vsock port to listen on.
     pub port: Option<u32>,
 }
 
-/// `[vsock]`
+/// Table `[vsock]`: the peer that is accepted.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct VsockFragment {
-    /// The only context identifier that is let in.
+    /// Context identifier that is accepted.
     pub peer_cid: Option<u32>,
-    /// The hypervisor has hybrid vsock.
+    /// True if the hypervisor has hybrid vsock.
     pub hybrid: Option<bool>,
 }
 
-/// `[csi]`
+/// Table `[csi]`: the CSI driver that serves kubelet.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct CsiFragment {
-    /// Whether kubelet is served, or `"auto"`.
+    /// Mode of serving kubelet: true, false or `"auto"`.
     pub enabled: Option<Choice>,
-    /// The driver's name.
+    /// Name of the CSI driver.
     pub driver: Option<String>,
-    /// kubelet's folder.
+    /// Root directory of kubelet.
     pub kubelet_root: Option<PathBuf>,
-    /// Where kubelet finds the Identity and Node services.
+    /// Socket of the Identity and Node services, for kubelet.
     pub node_socket: Option<PathBuf>,
-    /// Where the sidecars find the Identity and Controller services; `""` for nowhere.
+    /// Socket of the Identity and Controller services, for the sidecars; `""` for none.
     pub controller_socket: Option<PathBuf>,
-    /// Keys of what kubelet is told about where this guest is.
+    /// Topology keys that are reported to kubelet.
     pub topology: Option<Vec<String>>,
 }
 
-/// `[exec]`
+/// Table `[exec]`: programs that the host half runs.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ProgramsFragment {
-    /// Bytes of each output of a program that are kept.
+    /// Number of bytes that are kept of each output of a program.
     pub ring_bytes: Option<u64>,
 }
 
-/// `[file-systems]`
+/// Table `[file-systems]`: checks of how full file systems are.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct FileSystemsFragment {
-    /// How often file systems are looked at; 0 for never.
+    /// Interval between two checks; 0 for no checks.
     pub interval: Option<Time>,
-    /// What is in use of one that is about to fill, in percent.
+    /// Percentage in use from which a file system counts as about to fill.
     pub full_percent: Option<u32>,
 }
 
-/// `[forward]`
+/// Table `[forward]`: connections that are forwarded into the guest.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ForwardFragment {
-    /// Connections that there may be.
+    /// Limit on forwarded connections at a time.
     pub connections: Option<usize>,
 }
 
-/// `[cloud]`
+/// Table `[cloud]`: the socket for guestlet-ccm.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct CloudFragment {
-    /// Where guestlet-ccm calls; `""` for nowhere.
+    /// Socket that guestlet-ccm connects to; `""` for none.
     pub socket: Option<PathBuf>,
 }
 
-/// Yes, no, or a word.
+/// Boolean, or a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// `true` or `false`.
+    /// The boolean `true` or `false`.
     Plain(bool),
-    /// Such as `"auto"`.
+    /// A string such as `"auto"`.
     Word(String),
 }
 
-/// By hand, because what serde derives for a choice of types is much code.
+/// Implemented by hand, because the code that serde derives for an untagged enum is large.
 impl<'de> Deserialize<'de> for Choice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either;
@@ -317,31 +318,31 @@ impl<'de> Deserialize<'de> for Choice {
     }
 }
 
-/// `[log]`
+/// Table `[log]`: the agent's own log.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct LogFragment {
-    /// Log each call.
+    /// True to log each call.
     pub verbose: Option<bool>,
-    /// Log to this file.
+    /// File for the log.
     pub file: Option<PathBuf>,
 }
 
-/// `[topology]`
+/// Table `[topology]`: use of the topology in the guest.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct TopologyFragment {
-    /// Whose files get the labels; lists of several places add up.
+    /// Kubernetes distributions whose configuration files get the labels; the lists of several sources add up.
     pub drop_ins: Option<Vec<String>>,
-    /// Whether the labels of the Node are kept as the host half says.
+    /// True to keep the labels of the Node in line with the topology that the host half reports.
     pub node_labels: Option<bool>,
-    /// kubelet's kubeconfig.
+    /// Path of kubelet's kubeconfig.
     pub kubeconfig: Option<PathBuf>,
-    /// `update`, `keep` or `report`.
+    /// Treatment of zone and region labels when the guest moves: `update`, `keep` or `report`.
     pub zone_change: Option<String>,
-    /// Only say what the labels would be.
+    /// True to change no labels and only report them.
     pub report_only: Option<bool>,
-    /// Set the Node's provider id once.
+    /// True to set the Node's provider ID once.
     pub provider_id: Option<bool>,
 }
 

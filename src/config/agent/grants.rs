@@ -1,10 +1,10 @@
-//! `[[grant]]`, `[policy]` and `[trust]`: who may do what. Each grant is checked in the file that it is in, as its message
-//! names the line.
+//! `[[grant]]`, `[policy]` and `[trust]`: permissions of clients. Each grant is checked in its own file, because
+//! messages name the line.
 //!
 //! ```toml
 //! [[grant]]
 //! host = "SHA256:…"                  # or a URI, "*" (every key), "qga", "plain"
-//! caller = "uid:0 *"                 # for whom the host half asks; "" is for itself, "*" is the default
+//! caller = "uid:0 *"                 # user that the host half acts for; "" for itself, "*" is the default
 //! roles = ["status", "exec"]         # or profile = "monitor"
 //! exec = { paths = ["/usr/bin/journalctl"], users = ["nobody"] }
 //! files = { paths = ["/var/log"], read-only = true }
@@ -22,12 +22,12 @@ use crate::policy::grant::MAX_CALLER;
 use crate::policy::{Caller, Grant, Host, Mode, Role, Roles, role};
 use crate::text::target::{NoTarget, Target};
 
-/// Grants, at most.
+/// Maximum number of grants in one file.
 const MOST: usize = 1000;
-/// Targets of one grant, at most.
+/// Maximum number of targets of one grant.
 const MOST_TARGETS: usize = 256;
 
-/// One `[[grant]]`.
+/// Table `[[grant]]`, unchecked.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GrantFragment {
@@ -40,7 +40,7 @@ pub struct GrantFragment {
     forward: Option<Spanned<Vec<String>>>,
 }
 
-/// `exec` of a grant.
+/// Key `exec` of a grant: the programs, and the users that they run as.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GrantExecFragment {
@@ -54,7 +54,7 @@ impl GrantExecFragment {
     }
 }
 
-/// `files` of a grant.
+/// Key `files` of a grant: the files, and whether they may be written.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GrantFilesFragment {
@@ -62,33 +62,33 @@ pub struct GrantFilesFragment {
     read_only: Option<bool>,
 }
 
-/// `[policy]`
+/// Table `[policy]`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct PolicyFragment {
-    /// `enforce` or `audit`.
+    /// Mode of the policy: `enforce` or `audit`.
     pub mode: Option<String>,
 }
 
-/// `[audit]`
+/// Table `[audit]`: further destinations of the audit records.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct AuditFragment {
-    /// Records as JSON lines go to this file, too.
+    /// Additional file for audit records, as JSON lines.
     pub file: Option<PathBuf>,
 }
 
-/// `[trust]`
+/// Table `[trust]`: the keys, and the roles of a host half without a key.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct TrustFragment {
-    /// What a host half without a key may do although the guest has keys.
+    /// Roles that a host half without a key has even if the guest has keys.
     pub plain: Option<Vec<String>>,
-    /// Where the guest's own key is kept.
+    /// Directory for the guest's own key.
     pub state_dir: Option<PathBuf>,
 }
 
-/// The mode of `[policy]`.
+/// Returns the mode of `[policy]`.
 pub(super) fn mode(policy: &PolicyFragment) -> Result<Mode, Problem> {
     match policy.mode.as_deref() {
         None | Some("enforce") => Ok(Mode::Enforce),
@@ -99,7 +99,7 @@ pub(super) fn mode(policy: &PolicyFragment) -> Result<Mode, Problem> {
     }
 }
 
-/// The roles of `trust.plain`.
+/// Returns the roles of `trust.plain`.
 pub(super) fn plain(trust: &TrustFragment) -> Result<Roles, Problem> {
     let mut roles = Roles::NONE;
     for word in trust.plain.as_deref().unwrap_or_default() {
@@ -115,7 +115,7 @@ fn no_role(word: &str) -> String {
     format!("unknown role {word:?}; the roles are {}", role::words())
 }
 
-/// The grants of one file with this `text`.
+/// Checks the grants of one file with this `text`.
 pub(super) fn check(
     file: &Path,
     text: &str,
@@ -127,7 +127,7 @@ pub(super) fn check(
     fragments.iter().map(|fragment| Checker { file, text, fragment }.grant()).collect()
 }
 
-/// Checks one grant.
+/// Checker of one grant, which knows the file and text for its messages.
 struct Checker<'a> {
     file: &'a Path,
     text: &'a str,
@@ -135,7 +135,7 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// That something is wrong at this place, or with the grant.
+    /// Returns the error that something is wrong at a place in the text, or with the grant as a whole.
     fn wrong<T>(&self, at: Option<std::ops::Range<usize>>, problem: impl Into<String>) -> Result<T, Error> {
         let start = at.unwrap_or_else(|| self.fragment.span()).start;
         Err(Error::at(self.file, self.text, start, problem))
@@ -298,7 +298,7 @@ impl Checker<'_> {
                 let path = path.display().to_string();
                 self.wrong(Some(at), format!("{key}: {path:?} must be an absolute path without \"..\""))
             }
-            // As components, so that no path ends with a slash or has two of them.
+            // Collected from components, so that no path ends with a slash or has two in a row.
             None => Ok(list.iter().map(|path| path.components().collect()).collect()),
         }
     }
@@ -308,7 +308,7 @@ fn is_printable(byte: u8) -> bool {
     matches!(byte, b' '..=b'~')
 }
 
-/// A scheme, `://` and something behind it.
+/// Returns whether a text is a scheme, `://` and something after it.
 fn is_uri(text: &str) -> bool {
     let plain = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
     text.split_once("://").is_some_and(|(scheme, rest)| plain(scheme) && plain(rest) && !rest.contains('*'))

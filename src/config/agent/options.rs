@@ -1,6 +1,6 @@
 //! The command line: qemu-ga's options, and those that only `guestlet` has.
 //!
-//! Options are read as `getopt_long(3)` reads them: a long one may be cut short as far as it stays unique.
+//! Options are parsed as `getopt_long(3)` does: a long one may be abbreviated as long as it is unique.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -11,17 +11,17 @@ use lexopt::prelude::ValueExt as _;
 use crate::config::agent::fragment::AgentFragment;
 use crate::config::agent::qemu_ga;
 
-/// The name under which the program was started.
+/// Program that was started, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
-    /// With every option.
+    /// guestlet, with every option.
     Guestlet,
-    /// With the options of qemu-ga, and its words.
+    /// qemu-ga, with its options and messages.
     QemuGa,
 }
 
 impl Program {
-    /// From `argv[0]`.
+    /// Determines the program from `argv[0]`.
     pub fn named(path: &str) -> Self {
         match path.rsplit('/').next() {
             Some("qemu-ga") => Self::QemuGa,
@@ -29,7 +29,7 @@ impl Program {
         }
     }
 
-    /// The name, for messages.
+    /// Returns the program's name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Guestlet => "guestlet",
@@ -38,14 +38,14 @@ impl Program {
     }
 }
 
-/// What the running agent can be asked.
+/// Query that the running agent answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// How it is.
+    /// Show the status of the agent.
     Status,
-    /// Which disks the guest has.
+    /// List the disks of the guest.
     Disks,
-    /// What works and what does not. It is told when the agent does not run, too.
+    /// Show what works and what does not; also answered when the agent is not running.
     Doctor,
 }
 
@@ -60,38 +60,38 @@ impl Question {
     }
 }
 
-/// What the command line asks for.
+/// Action that the command line requests.
 #[derive(Debug)]
 pub enum Request {
     /// Run the agent.
     Run(Box<Run>),
-    /// Ask the running agent.
+    /// Query the running agent.
     Ask {
-        /// What.
+        /// The query.
         question: Question,
-        /// The settings file that was named.
+        /// Settings file, if one was named.
         settings: Option<PathBuf>,
-        /// As JSON.
+        /// True to print the answer as JSON.
         json: bool,
     },
-    /// List all commands.
+    /// List all QGA commands.
     Commands,
-    /// Show the version.
+    /// Print the version.
     Version,
-    /// Show the options.
+    /// Print the options.
     Help,
 }
 
-/// How to run the agent.
+/// Options for running the agent.
 #[derive(Debug, Default)]
 pub struct Run {
-    /// qemu-ga's settings file, where one is named.
+    /// qemu-ga's settings file, if one was named.
     pub config: Option<PathBuf>,
-    /// guestlet's settings file, where one is named.
+    /// guestlet's settings file, if one was named.
     pub settings: Option<PathBuf>,
-    /// Show the settings instead.
+    /// True to print the settings instead of running.
     pub dump: bool,
-    /// What the options set.
+    /// Settings from the options.
     pub fragment: AgentFragment,
 }
 
@@ -114,13 +114,13 @@ const OPTIONS: &[(char, &str)] = &[
     ('t', "statedir"),
     ('r', "retry-path"),
 ];
-/// Those that only `guestlet` has. A short name that is no character of a command line stands for none.
+/// Options that only `guestlet` has. The short name `\0` cannot be typed and stands for no short name.
 const OWN_OPTIONS: &[(char, &str)] = &[('o', "output"), ('\0', "settings")];
 
-/// Reads the options.
+/// Parses the command line.
 ///
 /// # Errors
-/// At an option that is unknown or lacks its value, or at a word that is no option.
+/// An option that is unknown or lacks its value, or an argument that is not an option.
 pub fn parse(words: impl IntoIterator<Item = OsString>, program: Program) -> Result<Request, lexopt::Error> {
     let mut parser = lexopt::Parser::from_args(words);
     parser.set_short_equals(false);

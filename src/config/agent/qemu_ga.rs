@@ -1,5 +1,5 @@
-//! What qemu-ga's own files say: /etc/qemu/qemu-ga.conf, and the variables that the units of RHEL and its relatives
-//! turn into options.
+//! Settings from qemu-ga's own files: /etc/qemu/qemu-ga.conf, and the variables that the units of RHEL and its
+//! derivatives turn into options.
 
 use std::path::{Path, PathBuf};
 
@@ -7,28 +7,28 @@ use crate::config::agent::fragment::AgentFragment;
 use crate::config::agent::options::{self, Program, Request};
 use crate::config::{Error, environment_file, key_file};
 
-/// qemu-ga's settings file.
+/// Default path of qemu-ga's settings file.
 pub const DEFAULT_CONFIG: &str = "/etc/qemu/qemu-ga.conf";
-/// Names another one.
+/// Environment variable that names a different settings file.
 pub const CONFIG_VARIABLE: &str = "QGA_CONF";
-/// The hook where one is asked for and none is named.
+/// Hook that is run if a hook is requested without a path.
 pub const DEFAULT_HOOK: &str = "/etc/qemu/fsfreeze-hook";
-/// The files with variables for qemu-ga's unit; one variable of a later file replaces that of an earlier one.
+/// Files with variables for qemu-ga's unit; a variable in a later file replaces that of an earlier one.
 pub const VARIABLE_FILES: [&str; 2] = ["/usr/etc/sysconfig/qemu-ga", "/etc/sysconfig/qemu-ga"];
 
 const GROUP: &str = "general";
 
-/// A path as qemu-ga takes it: a relative one begins at the folder where the program was started.
+/// Resolves a path as qemu-ga does: a relative one starts at the current directory of the program.
 pub fn absolute(path: PathBuf) -> PathBuf {
     if path.as_os_str().is_empty() { path } else { std::path::absolute(&path).unwrap_or(path) }
 }
 
-/// The path of a channel, which may be a vsock address.
+/// Resolves the path of a channel, which may also be a vsock address.
 pub fn place(path: PathBuf) -> PathBuf {
     if path.to_str().and_then(vsock_address).is_some() { path } else { absolute(path) }
 }
 
-/// `CID:PORT`, each in decimal or, after `0x`, hexadecimal.
+/// Parses `CID:PORT`, each of them decimal, or hexadecimal after `0x`.
 pub fn vsock_address(text: &str) -> Option<(u32, u32)> {
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),
@@ -38,7 +38,8 @@ pub fn vsock_address(text: &str) -> Option<(u32, u32)> {
     Some((number(cid)?, number(port)?))
 }
 
-/// Adds the names of a list that is separated by commas. One without any name is none: it neither blocks nor allows.
+/// Adds the names of a comma-separated list. A list without any name is ignored: it neither blocks nor allows
+/// anything.
 pub fn add_names(list: &mut Option<Vec<String>>, names: &str) {
     let mut names =
         names.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).peekable();
@@ -47,8 +48,9 @@ pub fn add_names(list: &mut Option<Vec<String>>, names: &str) {
     }
 }
 
-/// The names of a list in qemu-ga.conf, separated by commas. Semicolons are what other lists of key files have between
-/// names, and what qemu-ga's own unit test does: there it takes the whole for one name, and blocks nothing.
+/// Returns the names of a list in qemu-ga.conf, separated by commas. Other lists of key files are separated by
+/// semicolons, and so is one in qemu-ga's own unit test; qemu-ga takes such a list for one name, and blocks
+/// nothing.
 fn list(fragment: &mut AgentFragment, place: &str, names: String) -> String {
     if !names.contains(';') {
         return names;
@@ -61,10 +63,11 @@ fn list(fragment: &mut AgentFragment, place: &str, names: String) -> String {
     names.replace(';', ",")
 }
 
-/// What qemu-ga.conf says. Keys that qemu-ga does not know are remarked on, as it does not refuse them either.
+/// Parses qemu-ga.conf. Unknown keys result in a remark and not in an error, because qemu-ga does not refuse them
+/// either.
 ///
 /// # Errors
-/// If the file is no key file, or a value is none of its key's type.
+/// If the file is not a key file, or a value does not have its key's type.
 pub fn config(file: &Path, bytes: &[u8]) -> Result<AgentFragment, Error> {
     let entries =
         key_file::parse(bytes).map_err(|problem| Error::on_line(file, problem.line, problem.text))?;
@@ -135,7 +138,7 @@ pub fn config(file: &Path, bytes: &[u8]) -> Result<AgentFragment, Error> {
         };
         fragment.lines.push((name.to_owned(), line));
     }
-    // Within one file the last line of a key counts, as for any other key.
+    // Within one file, the last line of a key wins, as for any other key.
     for names in [blocked, old_blocked].into_iter().flatten() {
         add_names(&mut fragment.qga.block_rpcs, &names);
     }
@@ -145,14 +148,14 @@ pub fn config(file: &Path, bytes: &[u8]) -> Result<AgentFragment, Error> {
     Ok(fragment)
 }
 
-/// What the variables of [`VARIABLE_FILES`] say, each file with its text.
+/// Parses the variables of [`VARIABLE_FILES`]; each file comes with its text.
 ///
 /// - `FILTER_RPC_ARGS`: options, as on the command line
 /// - `BLOCK_RPCS` and, older, `BLACKLIST_RPC`: commands that may not be called
 /// - `FSFREEZE_HOOK_PATHNAME`: the hook; empty for the default one, /dev/null for none
 ///
 /// # Errors
-/// If an option is not known.
+/// If an option is unknown.
 pub fn variables(files: &[(PathBuf, String)]) -> Result<Vec<(PathBuf, AgentFragment)>, Error> {
     let mut fragments: Vec<(PathBuf, AgentFragment)> = Vec::new();
     let assignments: Vec<_> = files

@@ -1,4 +1,4 @@
-//! An `[[access]]` table: what some users of the host may ask for. Tables of all fragments add up.
+//! An `[[access]]` table: permissions of some users of the host. The tables of all fragments add up.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use super::super::Error;
 use super::Source;
 use crate::access::{Pattern, Role, Rule, verb};
 
-/// The word for all roles.
+/// Word that stands for all roles.
 const ALL: &str = "all";
 
-/// An `[[access]]` table.
+/// Table `[[access]]`, unchecked.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct AccessFragment {
@@ -24,7 +24,8 @@ pub(super) struct AccessFragment {
     clusters: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
-/// The rule of a table. Whoever may do anything may also ask how the host half is, which guestctl does by itself.
+/// Checks a table and returns its rule. Every rule also allows the status of the host half, which guestctl
+/// requests by itself.
 pub(super) fn check(source: &Source, table: &Spanned<AccessFragment>) -> Result<Rule, Error> {
     let found = table.get_ref();
     let mut rule = Rule {
@@ -47,7 +48,7 @@ pub(super) fn check(source: &Source, table: &Spanned<AccessFragment>) -> Result<
     Ok(rule)
 }
 
-/// Names of users or groups. Whether there are such is for the name service to say, which may know of them later.
+/// Checks the names of users or groups. They need not exist yet: the name service may learn of them later.
 fn names(source: &Source, key: &str, found: Option<&[Spanned<String>]>) -> Result<Vec<String>, Error> {
     let mut names = Vec::new();
     for name in found.unwrap_or_default() {
@@ -93,7 +94,7 @@ fn verbs(source: &Source, found: &[Spanned<String>]) -> Result<BTreeSet<&'static
     Ok(verbs)
 }
 
-/// Names and patterns; none if there is no list.
+/// Parses names and patterns; none if there is no list.
 pub(super) fn patterns(
     source: &Source,
     key: &str,

@@ -1,4 +1,4 @@
-//! An `[[address-pool]]` table: addresses that load balancers of clusters get.
+//! An `[[address-pool]]` table: addresses for load balancers of clusters.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -9,37 +9,37 @@ use super::vm::{Taken, check_name};
 use crate::access::Pattern;
 use crate::addresses::{Range, Subnet};
 
-/// Bytes of the longest name.
+/// Maximum length of a pool's name, in bytes.
 const LONGEST_NAME: usize = 63;
-/// Bytes of the longest name that the kernel gives an interface.
+/// Maximum length of an interface's name in the kernel, in bytes.
 const LONGEST_INTERFACE: usize = 15;
-/// Ranges of one pool.
+/// Maximum number of ranges of one pool.
 const MOST_RANGES: usize = 64;
-/// Ports of which a pool without an interface gives none away: the host may have its own programs at its addresses.
+/// Default reserved ports of a pool without an interface: the host's own programs may listen at its addresses.
 const USUAL_RESERVED: &[u16] = &[22];
 
-/// One pool, checked.
+/// Settings of one address pool, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddressPoolSettings {
-    /// Unique, letters a–z, digits, `-` and `.`, at most 63 bytes.
+    /// Unique name: letters a–z, digits, `-` and `.`, at most 63 bytes.
     pub name: String,
-    /// The addresses; no two of all pools overlap.
+    /// Addresses of the pool; no two ranges of all pools overlap.
     pub ranges: Vec<Range>,
-    /// The network that they belong to, if that is said.
+    /// Network of the addresses, if set.
     pub network: Option<String>,
-    /// Names of the clusters that may have them; none: all.
+    /// Names of the clusters that may use the pool; none: all.
     pub clusters: Option<Vec<Pattern>>,
-    /// The pool with the greatest number that matches is tried first.
+    /// Priority: of the pools that match, the one with the greatest number is tried first.
     pub priority: u32,
-    /// Where the host half may forward to; empty: it forwards nothing from these addresses.
+    /// Subnets that the host half may forward to; if empty, it forwards nothing from the addresses of this pool.
     pub forward_to: Vec<Subnet>,
-    /// The interface of the host that gets an address while something is forwarded from it, if the host half is to do that.
+    /// Interface of the host to which the host half adds an address while it forwards from it, if set.
     pub interface: Option<String>,
-    /// Ports that no load balancer gets at these addresses while the host half forwards from them.
+    /// Ports that are not given to load balancers while the host half forwards from these addresses.
     pub reserved_ports: Vec<u16>,
 }
 
-/// An `[[address-pool]]` table.
+/// Table `[[address-pool]]`, unchecked.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct AddressPoolFragment {
@@ -100,7 +100,8 @@ pub(super) fn check<'a>(
     })
 }
 
-/// The ranges of a pool; an address in two of them, of one pool or of two, would be given away twice.
+/// Checks the ranges of a pool. No two ranges of any pools may overlap, because their common addresses would be
+/// given away twice.
 fn check_ranges(
     source: &Source,
     ranges: &Spanned<Vec<Spanned<String>>>,
@@ -126,7 +127,7 @@ fn check_ranges(
     Ok(found)
 }
 
-/// The name goes to the kernel.
+/// Checks the name of an interface, which is passed to the kernel.
 fn check_interface(
     source: &Source,
     interface: &Spanned<String>,

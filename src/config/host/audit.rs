@@ -1,4 +1,4 @@
-//! The `[audit]` table: where else than in the journal it is written down who did what.
+//! The `[audit]` table: destinations of the audit records other than the journal.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use toml::Spanned;
 use super::super::Error;
 use super::Source;
 
-/// What is written down, checked.
+/// Settings of the audit log, checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuditSettings {
-    /// The file of the records, one line of JSON each; none: the journal alone.
+    /// File for the records, one line of JSON each; none: the journal only.
     pub file: Option<PathBuf>,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct AuditFragment {
     file: Option<Spanned<PathBuf>>,
 }
 
-/// Takes what this fragment sets.
+/// Merges the settings of this fragment into `audit`.
 pub(super) fn check(source: &Source, found: &AuditFragment, audit: &mut AuditSettings) -> Result<(), Error> {
     if let Some(file) = &found.file {
         audit.file = Some(source.absolute("audit.file", file)?);

@@ -1,4 +1,5 @@
-//! A `[cluster.<name>]` table: what one cluster may do with volumes and load balancers. What is absent is what the host half has for it.
+//! A `[cluster.<name>]` table: limits and permissions of one cluster for volumes and load balancers. For missing
+//! keys, the host half has defaults.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -7,22 +8,22 @@ use super::super::Error;
 use super::{PoolSettings, Source, VmSettings};
 use crate::text::parse_size;
 
-/// What one cluster may, checked.
+/// Limits and permissions of one cluster, checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterSettings {
-    /// Most volumes.
+    /// Maximum number of volumes.
     pub max_volumes: Option<u64>,
-    /// Most bytes of all volumes together.
+    /// Maximum size of all volumes together, in bytes.
     pub max_bytes: Option<u64>,
-    /// Names of the pools that it may use.
+    /// Names of the pools that the cluster may use.
     pub classes: Option<Vec<String>>,
-    /// Names of its VMs that may act for it.
+    /// Names of the cluster's VMs that may act for it.
     pub controllers: Option<Vec<String>>,
-    /// Most load balancers.
+    /// Maximum number of load balancers.
     pub max_load_balancers: Option<u32>,
 }
 
-/// A `[cluster.<name>]` table.
+/// Table `[cluster.<name>]`, unchecked.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct ClusterFragment {
@@ -33,7 +34,7 @@ pub(super) struct ClusterFragment {
     max_load_balancers: Option<u32>,
 }
 
-/// A number of bytes, or a text such as `500G`.
+/// Size as it is written: a number of bytes, or a text such as `500G`.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Size {
@@ -71,7 +72,7 @@ pub(super) fn check(
     })
 }
 
-/// A name that nothing has is a mistake of who wrote it, and would shut everybody out.
+/// Checks that the pools and VMs that a cluster names exist. A misspelled name would deny access to all.
 pub(super) fn check_references(
     source: &Source,
     cluster: &str,

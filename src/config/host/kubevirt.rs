@@ -1,4 +1,4 @@
-//! The `[kubevirt]` table: the VMs of a Kubernetes cluster, which are found by themselves.
+//! The `[kubevirt]` table: settings for the VMs of a Kubernetes cluster, which are discovered automatically.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -10,48 +10,48 @@ use super::super::Error;
 use super::{DEFAULT_PORT, Source};
 use crate::labels;
 
-/// Most labels of the node that guests are told.
+/// Maximum number of labels of the Node that are passed on to guests.
 const MOST_LABELS: usize = 64;
-/// Volumes of a VM unless the settings say otherwise; KubeVirt takes 256 in all, and a VM has others of its own.
+/// Default limit on the volumes of a VM: KubeVirt allows 256 disks in all, and a VM has others of its own.
 const MAX_VOLUMES: u32 = 240;
 
-/// Where the controller takes the connections of nodes unless the settings say otherwise: in the network of its pod.
+/// Default address on which the controller accepts connections of nodes: every address of its pod.
 const CONTROLLER: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 9971);
 
-/// What holds for all VMs of a cluster, or of a node of it.
+/// Settings for all VMs of a cluster, or of one of its nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubevirtSettings {
-    /// The folder of hybrid vsocks by which agents are reached, instead of the node's own vsock.
+    /// Directory of the hybrid vsock sockets on which agents are reached, instead of through the node's own vsock.
     pub sockets: Option<PathBuf>,
-    /// The port of agents.
+    /// Vsock port of the agents.
     pub port: u32,
-    /// How many volumes a VM may have.
+    /// Maximum number of volumes that are attached to a VM.
     pub max_volumes: u32,
-    /// Labels of the Node that guests are told, beside region and zone.
+    /// Labels of the Node that are passed on to guests, in addition to region and zone.
     pub node_labels: Vec<String>,
-    /// Whether guests have objects in the cluster, and events.
+    /// True if guests have objects and events in the cluster.
     pub guests: bool,
-    /// Where the controller takes the connections of nodes.
+    /// Address on which the controller accepts connections of nodes.
     pub controller: SocketAddr,
-    /// The access mode of claims.
+    /// Access mode of claims.
     pub access_mode: AccessMode,
 }
 
-/// How many nodes of a cluster may have a claim at a time.
+/// Access mode of claims: how many nodes of a cluster may use a claim at a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[allow(clippy::enum_variant_names, reason = "Kubernetes calls them so")]
 pub enum AccessMode {
-    /// Several: VMs that have it can be migrated.
+    /// Several nodes, so that VMs with the claim can be migrated.
     #[default]
     ReadWriteMany,
-    /// One.
+    /// One node.
     ReadWriteOnce,
     /// One pod of one node.
     ReadWriteOncePod,
 }
 
 impl AccessMode {
-    /// As Kubernetes calls it.
+    /// Returns the name in Kubernetes.
     pub fn name(self) -> &'static str {
         match self {
             Self::ReadWriteMany => "ReadWriteMany",
@@ -87,7 +87,7 @@ pub(super) struct KubevirtFragment {
     access_mode: Option<AccessMode>,
 }
 
-/// Takes what this fragment sets.
+/// Merges the settings of this fragment into those before.
 pub(super) fn check(
     source: &Source,
     found: &KubevirtFragment,

@@ -1,4 +1,5 @@
-//! The `[limits]` table: what one guest may cost. What is absent has the host half's own default.
+//! The `[limits]` table: limits on the resources that one guest may use. For missing keys, the host half has
+//! defaults.
 //!
 //! To add one: a field, and its line in `check`.
 
@@ -8,7 +9,7 @@ use toml::Spanned;
 use super::super::Error;
 use super::Source;
 
-/// The limits that the settings set.
+/// Limits that are set explicitly.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "they are described where they are used, at host::limits")]
 pub struct LimitSettings {
@@ -54,7 +55,7 @@ pub(super) struct LimitsFragment {
 const KIB: u32 = 1024;
 const MIB: u32 = 1024 * KIB;
 
-/// Takes what this fragment sets.
+/// Merges the settings of this fragment into those before.
 pub(super) fn check(
     source: &Source,
     found: &LimitsFragment,

@@ -1,5 +1,5 @@
-//! The `[load-balancers]` table: where it is kept which addresses clusters have, which program forwards from them, and when what is left
-//! of a cluster is given back.
+//! The `[load-balancers]` table: where the addresses of clusters are recorded, which program sets up forwarding,
+//! and when the addresses of a deleted cluster are released.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,28 +10,31 @@ use toml::Spanned;
 use super::super::Error;
 use super::{Role, Source};
 
-/// Where records are unless told otherwise.
+/// Default directory of the records.
 const RECORDS: &str = "/var/lib/guestlet-host/load-balancers";
-/// Where distributions have nft(8).
+/// Default path of nft(8), which is where distributions install it.
 const NFT: &str = "/usr/sbin/nft";
 
-/// Seconds without VMs after which a cluster is taken to be gone: long enough for one that is restored from a backup.
+/// Time without VMs after which a cluster counts as deleted: long enough for a cluster that is restored from a
+/// backup.
 const RELEASE_AFTER: Duration = Duration::from_secs(86_400);
 
-/// What holds for all load balancers, checked.
+/// Settings for all load balancers, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadBalancerSettings {
-    /// The directory of their records.
+    /// Directory of the records.
     pub state_dir: PathBuf,
-    /// The program that gives the kernel the rules by which it forwards.
+    /// Path of nft(8), which sets the kernel's forwarding rules.
     pub nft: PathBuf,
-    /// How long no VM of a cluster has to have existed until what it has is given back; none: that is left to people.
+    /// Time without any VM of a cluster after which its addresses are released; without it, an administrator releases
+    /// them.
     pub release_after: Option<Duration>,
 }
 
 impl LoadBalancerSettings {
-    /// What holds where nothing is said. Only a controller can be told by an API that a cluster has no VMs; that the settings of a
-    /// machine name all VMs of a cluster is for its administrator to say.
+    /// Returns the defaults for a role. Only a controller learns from an API that a cluster has no VMs. On a machine,
+    /// only the administrator knows whether the settings name all VMs of a cluster, so nothing is released there by
+    /// default.
     pub(super) fn usual(role: Role) -> Self {
         let release_after = (role == Role::Controller).then_some(RELEASE_AFTER);
         Self { state_dir: RECORDS.into(), nft: NFT.into(), release_after }
@@ -46,7 +49,7 @@ pub(super) struct LoadBalancersFragment {
     release_after_seconds: Option<u32>,
 }
 
-/// Takes what this fragment sets.
+/// Merges the settings of this fragment into those before.
 pub(super) fn check(
     source: &Source,
     found: &LoadBalancersFragment,

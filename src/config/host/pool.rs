@@ -1,4 +1,4 @@
-//! A `[[pool]]` table: a folder of this machine in which volumes of one storage class are kept.
+//! A `[[pool]]` table: a directory of this machine that holds the volumes of one storage class.
 
 use std::path::PathBuf;
 
@@ -9,63 +9,63 @@ use super::super::Error;
 use super::Source;
 use super::vm::{Taken, check_name};
 
-/// Bytes of the longest name: identifiers of volumes begin with it.
+/// Maximum length of a name in bytes: identifiers of volumes begin with it.
 const LONGEST_NAME: usize = 63;
-/// Seconds for which a call may wait for the file system at most.
+/// Maximum of `answer-seconds`, the timeout of the pool's file system.
 const LONGEST_ANSWER: u32 = 3600;
 
-/// One pool, checked.
+/// Settings of one pool, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolSettings {
-    /// The storage class: unique, letters a–z, digits, `-` and `.`, at most 63 bytes.
+    /// Name of the storage class: unique, letters a–z, digits, `-` and `.`, at most 63 bytes.
     pub name: String,
-    /// The folder, unique.
+    /// Directory of the volumes; no two pools share one.
     pub path: PathBuf,
-    /// How images are kept.
+    /// Format of the images.
     pub format: Format,
-    /// How much of them is there.
+    /// Space that is allocated when an image is created.
     pub allocation: Allocation,
-    /// What guests see its volumes on, if that is said.
+    /// Bus on which guests see the volumes, if set.
     pub bus: Option<Bus>,
-    /// For volumes that name no class.
+    /// True for the pool of volumes that name no class.
     pub default: bool,
-    /// How long its file system may take to answer, if that is said.
+    /// Timeout in seconds for the pool's file system to answer, if set.
     pub answer_seconds: Option<u32>,
 }
 
-/// How an image is kept.
+/// Format of an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
-    /// Its bytes are the disk's.
+    /// The bytes of the image are those of the disk.
     #[default]
     Raw,
-    /// QEMU's own.
+    /// The qcow2 format of QEMU.
     Qcow2,
 }
 
-/// How much of an image is there from the beginning.
+/// Space that is allocated when an image is created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allocation {
-    /// What was written.
+    /// None: space is allocated as the guest writes.
     #[default]
     Thin,
     /// All of it.
     Full,
 }
 
-/// What a guest sees a volume on.
+/// Bus on which a guest sees a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bus {
-    /// A virtio-scsi controller that the VM has.
+    /// An existing virtio-scsi controller of the VM.
     Scsi,
     /// virtio-blk, on a free PCI Express root port.
     Virtio,
 }
 
-/// A `[[pool]]` table.
+/// Table `[[pool]]`, unchecked.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct PoolFragment {

@@ -1,4 +1,4 @@
-//! A `[[scrape]]` table: exporters in guests whose metrics this host hands on. Tables of all fragments add up.
+//! A `[[scrape]]` table: exporters in guests whose metrics this host serves. The tables of all fragments add up.
 
 use std::time::Duration;
 
@@ -11,37 +11,37 @@ use super::{Source, access};
 use crate::access::Pattern;
 use crate::text::target::Target;
 
-/// Bytes of the longest name of a job, and of the longest path.
+/// Maximum length of a job's name, and of a path, in bytes.
 const LONGEST_JOB: usize = 63;
 const LONGEST_PATH: usize = 255;
-/// What is usual.
+/// Defaults of the optional keys.
 const PATH: &str = "/metrics";
 const TIMEOUT: u32 = 5;
 const MAX_BYTES: u32 = 4 << 20;
 const MAX_SERIES: u32 = 5000;
 
-/// One job, checked.
+/// Settings of one scrape job, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScrapeSettings {
-    /// What Prometheus calls it: unique, letters, digits, `-`, `_` and `.`.
+    /// Name of the job in Prometheus: unique, letters, digits, `-`, `_` and `.`.
     pub job: String,
-    /// Where the exporter listens in the guest.
+    /// Address on which the exporter listens in the guest.
     pub target: Target,
-    /// Where it has its metrics.
+    /// HTTP path of the metrics.
     pub path: String,
-    /// In which VMs.
+    /// Names of the VMs that have the exporter.
     pub vms: Vec<Pattern>,
-    /// How often Prometheus is to ask, if that is said.
+    /// Scrape interval for Prometheus, if set.
     pub interval: Option<Duration>,
-    /// How long an exporter may take.
+    /// Time in which an exporter has to answer.
     pub timeout: Duration,
-    /// Most bytes of its answer.
+    /// Maximum size of its answer, in bytes.
     pub max_bytes: usize,
-    /// Most samples of it.
+    /// Maximum number of samples in its answer.
     pub max_series: usize,
 }
 
-/// A `[[scrape]]` table.
+/// Table `[[scrape]]`, unchecked.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct ScrapeFragment {

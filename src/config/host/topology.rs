@@ -1,4 +1,4 @@
-//! The `[topology]` table: where this host is.
+//! The `[topology]` table: the region, zone and name of this host.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +9,21 @@ use super::super::Error;
 use super::Source;
 use crate::labels;
 
-/// Most labels.
+/// Maximum number of labels.
 const MOST_LABELS: usize = 64;
-/// Longest name of the host, in bytes.
+/// Maximum length of the host's name, in bytes.
 const MAX_HOST: usize = 253;
 
-/// Where this host is. What is not set is empty.
+/// Topology of this host. Texts that are not set are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TopologySettings {
-    /// The region, a label's value.
+    /// Region, as the value of a label.
     pub region: String,
-    /// The zone, a label's value.
+    /// Zone, as the value of a label.
     pub zone: String,
-    /// The host's name, if not its own.
+    /// Name of the host, if not its host name.
     pub host: Option<String>,
-    /// Further labels for the guests' Nodes, which a kubelet may set.
+    /// Further labels for the guests' Nodes; only those that a kubelet may set.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct TopologyFragment {
     labels: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
-/// Takes what this fragment sets; labels add up.
+/// Merges the settings of this fragment into those before; labels add up.
 pub(super) fn check(
     source: &Source,
     found: &TopologyFragment,

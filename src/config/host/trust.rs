@@ -1,4 +1,4 @@
-//! `[trust]`: the keys of guests and of this host half.
+//! The `[trust]` table: locations of the keys of guests and of this host half.
 
 use std::path::PathBuf;
 
@@ -8,17 +8,17 @@ use toml::Spanned;
 use super::super::Error;
 use super::Source;
 
-/// Where keys are unless told otherwise.
+/// Default directory of the keys.
 const FOLDER: &str = "/var/lib/guestlet-host/trust";
 
-/// Where keys are, checked.
+/// Locations of the keys, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrustSettings {
-    /// The directory of what is remembered of guests' keys, and of the host half's own.
+    /// Directory of the records of guests' keys, and of the host half's own key.
     pub folder: PathBuf,
-    /// Its own private key, if it is elsewhere.
+    /// Private key of the host half, if it is not in `folder`.
     pub key: Option<PathBuf>,
-    /// A CA's certificate for that, followed by the CA's own.
+    /// Certificate for the key from a CA, followed by the CA's own.
     pub certificate: Option<PathBuf>,
 }
 

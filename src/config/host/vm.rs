@@ -9,79 +9,79 @@ use toml::Spanned;
 use super::super::Error;
 use super::Source;
 
-/// The vsock port of an agent.
+/// Default vsock port of an agent.
 pub const DEFAULT_PORT: u32 = 970;
-/// CIDs below are the hypervisor's, the loopback's and the host's own.
+/// Lowest CID of a guest: lower ones are those of the hypervisor, the loopback and the host.
 const FIRST_GUEST_CID: u32 = 3;
-/// The greatest vsock port; the number after it means "any".
+/// Greatest vsock port; the next number means "any".
 const MAX_PORT: u32 = u32::MAX - 1;
-/// Volumes that may be plugged into a VM unless the settings say otherwise: a virtio-scsi controller has room for 256
-/// disks, and some of them may be the VM's own.
+/// Default limit on the volumes that are attached to a VM: a virtio-scsi controller has room for 256 disks, and
+/// some of them may be the VM's own.
 const USUAL_VOLUMES: u32 = 240;
-/// The most that they may say.
+/// Maximum of that limit.
 const MOST_VOLUMES: u32 = 4096;
-/// Bytes of an identifier of a character device.
+/// Maximum length of the identifier of a character device, in bytes.
 const LONGEST_LABEL: usize = 128;
-/// `dmi-uuid` of a VM without DMI.
+/// Value of `dmi-uuid` for a VM without DMI.
 const NO_DMI: &str = "none";
 
-/// One VM, checked.
+/// Settings of one VM, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmSettings {
-    /// Unique on this host: letters a–z, digits, `-` and `.`, at most 253 bytes.
+    /// Name, unique on this host: letters a–z, digits, `-` and `.`, at most 253 bytes.
     pub name: String,
-    /// Unique on this host, in lower case with hyphens.
+    /// UUID, unique on this host, in lower case with hyphens.
     pub uuid: String,
-    /// What its guest reads from DMI, likewise; empty for a VM without DMI.
+    /// UUID that the guest reads from DMI, also unique and in lower case; empty for a VM without DMI.
     pub dmi_uuid: String,
     /// Name of the cluster that the VM belongs to; may be empty.
     pub cluster: String,
-    /// How its agent is reached.
+    /// Address of the VM's agent.
     pub dial: DialSettings,
-    /// The VM's QMP socket, if the host half may ask the hypervisor.
+    /// QMP socket of the VM, if the host half may query the hypervisor.
     pub qmp: Option<PathBuf>,
-    /// Which of the hypervisor's character devices is its console; without it that of the first serial port.
+    /// Character device of the hypervisor that is the console; if not set, that of the first serial port.
     pub console: Option<ConsoleSettings>,
-    /// How many volumes may be plugged into it.
+    /// Maximum number of volumes that are attached to the VM.
     pub max_volumes: u32,
-    /// The networks of this host that it is attached to, by the hardware addresses of its interfaces in lower case.
+    /// Networks of this host that the VM is attached to, by the hardware addresses of its interfaces in lower case.
     pub networks: BTreeMap<String, String>,
 }
 
-/// How an agent is reached.
+/// Transport and address of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DialSettings {
-    /// The kernel's `AF_VSOCK`.
+    /// The `AF_VSOCK` sockets of the kernel.
     Vsock {
         /// Context identifier of the guest, 3 or more.
         cid: u32,
         /// Port of the agent.
         port: u32,
     },
-    /// Hybrid vsock: a unix socket that takes `CONNECT <port>`.
+    /// Hybrid vsock: a unix socket that accepts `CONNECT <port>`.
     Hybrid {
-        /// The socket.
+        /// Path of the unix socket.
         path: PathBuf,
         /// Port of the agent.
         port: u32,
     },
-    /// A unix socket that leads straight to an agent.
+    /// A unix socket that is connected directly to an agent.
     Unix {
-        /// The socket.
+        /// Path of the unix socket.
         path: PathBuf,
     },
 }
 
-/// Which console a VM has.
+/// Character device that is a VM's console.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConsoleSettings {
     /// The character device with this identifier.
     Label(String),
-    /// This unix socket, which has to be the hypervisor's.
+    /// The unix socket with this path, which has to be the hypervisor's.
     Socket(PathBuf),
 }
 
-/// A `[[vm]]` table.
+/// Table `[[vm]]`, unchecked.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct VmFragment {
@@ -97,12 +97,13 @@ pub(super) struct VmFragment {
     max_volumes: Option<Spanned<u32>>,
     networks: Option<Spanned<BTreeMap<String, String>>>,
     port: Option<Spanned<u32>>,
-    /// Of earlier versions.
+    /// Accepted for files of earlier versions; no effect, as is the key below.
     callback_port: Option<Spanned<u32>>,
     callback_socket: Option<Spanned<PathBuf>>,
 }
 
-/// What to say of VMs with keys of earlier versions: the first place is enough to find the others.
+/// Returns the remark for VMs with keys of earlier versions. It names the first place only, which is enough to
+/// find the others.
 pub(super) fn remark(source: &Source, vms: &[Spanned<VmFragment>]) -> Option<String> {
     let of = |vm: &VmFragment| {
         let port = vm.callback_port.as_ref().map(|port| ("callback-port", port.span().start));
@@ -114,7 +115,7 @@ pub(super) fn remark(source: &Source, vms: &[Spanned<VmFragment>]) -> Option<Str
     Some(Error::at(&source.file, &source.text, at, format!("{key} {why}")).to_string())
 }
 
-/// What no two VMs may share, and where it was first seen: at that byte of that fragment.
+/// Values that no two VMs may share, with the place of their first use: a byte offset in a fragment.
 pub(super) type Taken<'a> = HashMap<String, (&'a Source, usize)>;
 
 pub(super) struct Checker<'a, 't> {
@@ -186,7 +187,7 @@ impl Checker<'_, '_> {
         Ok(ConsoleSettings::Label(text.clone()))
     }
 
-    /// The networks, by hardware addresses that no other VM has.
+    /// Checks the networks, whose hardware addresses no other VM may have.
     fn networks(&mut self) -> Result<BTreeMap<String, String>, Error> {
         let mut networks = BTreeMap::new();
         let Some(found) = &self.vm.get_ref().networks else { return Ok(networks) };
@@ -242,7 +243,7 @@ impl Checker<'_, '_> {
         }
     }
 
-    /// The agent's vsock port.
+    /// Checks the agent's vsock port.
     fn port(&self) -> Result<u32, Error> {
         match &self.vm.get_ref().port {
             Some(port) if !(1..=MAX_PORT).contains(port.get_ref()) => {
@@ -263,7 +264,7 @@ impl Checker<'_, '_> {
         value.ok_or_else(|| self.source.wrong(self.vm, format!("[[vm]] has no {key}; {reason}")))
     }
 
-    /// A socket path that no other setting of any VM uses.
+    /// Checks a socket path, which no other setting of any VM may use.
     fn socket(&mut self, key: &str, path: &Spanned<PathBuf>) -> Result<PathBuf, Error> {
         let found = self.source.socket_path(key, path)?;
         self.unique("socket", path, &found.to_string_lossy())?;
@@ -275,7 +276,7 @@ impl Checker<'_, '_> {
     }
 }
 
-/// Names as Kubernetes has them (RFC 1123 subdomains), so that every backend can use them.
+/// Checks that a name is an RFC 1123 subdomain, as in Kubernetes, so that every backend can use it.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let label = |label: &str| {

@@ -1,4 +1,4 @@
-//! The agent's settings.
+//! Table of the agent's settings.
 
 use super::Row;
 

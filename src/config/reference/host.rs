@@ -1,4 +1,4 @@
-//! The settings of the host half.
+//! Table of the host half's settings.
 
 use super::Row;
 

@@ -1,4 +1,4 @@
-//! The calls that do something to volumes: from a request to a verb, and from what it says to an answer.
+//! Calls that operate on volumes: from a request to an operation, and from its result to an answer.
 
 use tonic::Status;
 
@@ -50,7 +50,7 @@ impl Service {
     ) -> Result<csi::NodePublishVolumeResponse, Status> {
         let volume = fields::volume(&request.volume_id)?;
         let target = fields::path("target_path", request.target_path)?;
-        // As CSI has it for drivers that stage.
+        // CSI requires this code of drivers that stage.
         if request.staging_target_path.is_empty() {
             return Err(Status::failed_precondition("staging_target_path is missing"));
         }
@@ -130,7 +130,7 @@ impl Service {
                     used: signed(usage.inodes.saturating_sub(usage.inodes_free)),
                     unit: Unit::Inodes.into(),
                 };
-                // Some file systems make them as they need them.
+                // Some file systems allocate inodes as needed.
                 if usage.inodes == 0 { vec![bytes] } else { vec![bytes, inodes] }
             }
             Fill::Device(bytes) => vec![csi::VolumeUsage {
@@ -138,7 +138,7 @@ impl Service {
                 unit: Unit::Bytes.into(),
                 ..csi::VolumeUsage::default()
             }],
-            // Without any kubelet takes no notice of the condition.
+            // Without any usage kubelet ignores the condition.
             Fill::Unknown => vec![csi::VolumeUsage::default()],
         };
         let condition = csi::VolumeCondition {

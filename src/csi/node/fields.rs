@@ -1,4 +1,5 @@
-//! What requests say, checked: what is missing or cannot be is `INVALID_ARGUMENT`, with the field's name. Pure.
+//! Validation of the fields of requests. A missing or invalid field is `INVALID_ARGUMENT`, with the field's
+//! name. Pure.
 
 use std::collections::HashMap;
 
@@ -13,23 +14,23 @@ use crate::wire::proto::csi::volume_capability::access_mode::Mode;
 use crate::wire::proto::csi::volume_capability::{AccessMode, AccessType};
 use crate::wire::proto::csi::{CapacityRange, VolumeCapability};
 
-/// Bytes of a volume's name; CSI allows 128.
+/// Longest name of a volume in bytes; CSI allows 128.
 const LONGEST_NAME: usize = 256;
-/// Keys of what the host half says of a disk that it has attached.
+/// Keys of the context that the host half returns for an attached disk.
 const SERIAL: &str = "guestlet.io/serial";
 const BUS: &str = "guestlet.io/bus";
-/// Keys of where it says that a share is served, and of how that is to be mounted.
+/// Keys of the context for a share: its server, and how it is to be mounted.
 const NFS_SERVER: &str = "guestlet.io/nfs-server";
 const NFS_PATH: &str = "guestlet.io/nfs-path";
 const NFS_OPTIONS: &str = "guestlet.io/nfs-options";
-/// Kinds of file systems that volumes may have.
+/// File system types that volumes may have.
 const KINDS: [Kind; 3] = [Kind::Ext4, Kind::Xfs, Kind::Btrfs];
 
 fn wrong(words: impl Into<String>) -> Status {
     Status::invalid_argument(words)
 }
 
-/// The volume's name.
+/// Returns the name of the volume.
 pub fn volume(id: &str) -> Result<String, Status> {
     if id.is_empty() {
         return Err(missing("volume_id"));
@@ -40,12 +41,12 @@ pub fn volume(id: &str) -> Result<String, Status> {
     Ok(id.to_owned())
 }
 
-/// A path that has to be there.
+/// Returns a path that must be present.
 pub fn path(field: &'static str, path: String) -> Result<String, Status> {
     if path.is_empty() { Err(missing(field)) } else { Ok(path) }
 }
 
-/// By what the disk of a volume is known.
+/// Returns the properties by which the disk of a volume is found.
 pub fn disk(volume: String, context: &mut HashMap<String, String>) -> Result<disk::Wanted, Status> {
     let serial = context.remove(SERIAL).filter(|serial| !serial.is_empty());
     let bus = match context.remove(BUS).as_deref() {
@@ -59,7 +60,7 @@ pub fn disk(volume: String, context: &mut HashMap<String, String>) -> Result<dis
     Ok(disk::Wanted { volume, serial, bus })
 }
 
-/// Where the share is served that a volume is; none if it is a disk.
+/// Returns where the share of a volume is served; `None` if the volume is a disk.
 pub fn share(volume: &str, context: &mut HashMap<String, String>) -> Result<Option<Share>, Status> {
     let Some(server) = context.remove(NFS_SERVER).filter(|server| !server.is_empty()) else {
         return Ok(None);
@@ -80,7 +81,7 @@ pub fn share(volume: &str, context: &mut HashMap<String, String>) -> Result<Opti
     Ok(Some(Share { volume: volume.to_owned(), server, path, options }))
 }
 
-/// How a share is used.
+/// Returns how a share is to be used.
 pub fn share_usage(capability: Option<VolumeCapability>) -> Result<share::Usage, Status> {
     let capability = capability.ok_or_else(|| missing("volume_capability"))?;
     let mode = capability.access_mode.ok_or_else(|| missing("volume_capability.access_mode"))?;
@@ -89,7 +90,7 @@ pub fn share_usage(capability: Option<VolumeCapability>) -> Result<share::Usage,
     if mode == Mode::Unknown {
         return Err(wrong("volume_capability.access_mode is unknown"));
     }
-    // Its kind is the server's affair, and so is whose its files are.
+    // The file system type is up to the server, and so is the ownership of files.
     let AccessType::Mount(mount) = access else {
         return Err(wrong("volume_capability: a share is a file system, not a block device"));
     };
@@ -98,16 +99,16 @@ pub fn share_usage(capability: Option<VolumeCapability>) -> Result<share::Usage,
     Ok(share::Usage { options: mount.mount_flags, read_only, single })
 }
 
-/// How a volume is used.
+/// Usage of a volume.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Usage {
     pub access: Access,
     pub read_only: bool,
-    /// By one pod at a time.
+    /// True if only one pod may use the volume at a time.
     pub single: bool,
 }
 
-/// How a volume is used.
+/// Returns how a volume is to be used.
 pub fn usage(capability: Option<VolumeCapability>) -> Result<Usage, Status> {
     let capability = capability.ok_or_else(|| missing("volume_capability"))?;
     let mode = capability.access_mode.ok_or_else(|| missing("volume_capability.access_mode"))?;
@@ -148,7 +149,7 @@ fn group(number: &str) -> Result<Option<u32>, Status> {
     if number.is_empty() {
         return Ok(None);
     }
-    // The last number means no group at all.
+    // The largest number means that no group is set.
     let plain = number.bytes().all(|byte| byte.is_ascii_digit());
     match number.parse::<u32>() {
         Ok(group) if plain && group != u32::MAX => Ok(Some(group)),
@@ -156,7 +157,7 @@ fn group(number: &str) -> Result<Option<u32>, Status> {
     }
 }
 
-/// How large a volume has to be, and may be, in bytes; 0 for any.
+/// Returns the required size and the limit in bytes; 0 for no bound.
 pub fn range(range: Option<CapacityRange>) -> Result<(u64, u64), Status> {
     let CapacityRange { required_bytes, limit_bytes } = range.unwrap_or_default();
     let bytes = |bytes: i64| u64::try_from(bytes).map_err(|_| wrong("capacity_range has a size below 0"));

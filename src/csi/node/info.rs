@@ -1,4 +1,4 @@
-//! `NodeGetInfo` and `NodeGetCapabilities`: who this guest is, and what it can do.
+//! `NodeGetInfo` and `NodeGetCapabilities`: the identity of this guest, and its capabilities.
 
 use tonic::Status;
 
@@ -22,7 +22,7 @@ impl Service {
     }
 }
 
-/// What the node service can do.
+/// Returns the optional capabilities of the node service.
 pub(super) fn capabilities() -> csi::NodeGetCapabilitiesResponse {
     use csi::node_service_capability::{Rpc, Type};
 

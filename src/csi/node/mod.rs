@@ -1,8 +1,8 @@
-//! `csi.v1.Node`: [`fields`] checks what requests say, [`calls`] has what is done to volumes, [`info`] the rest, and [`moved`] asks
-//! the host half; here is what they share.
+//! `csi.v1.Node`: [`fields`] validates requests, [`calls`] operates on volumes, [`info`] has the other calls,
+//! and [`moved`] asks the host half for the address of a share. This file has what they share.
 //!
-//! An operation runs in a task of its own and so to its end, also if whoever asked for it hangs up: who asks again
-//! meanwhile is told that it is running.
+//! Each operation runs in a task of its own and is completed even if its caller disconnects. A repeated
+//! request is answered meanwhile with the information that the operation is running.
 
 mod calls;
 mod fields;
@@ -23,12 +23,12 @@ use crate::transport::relay::Way;
 use crate::wire::proto::csi;
 use crate::wire::proto::csi::node_server::{Node, NodeServer};
 
-/// Bytes of one request: maps of a few KiB each.
+/// Limit of the bytes of one request: maps of a few KiB each.
 const MAX_REQUEST: usize = 256 * 1024;
-/// How long what is being done may go on when the agent ends.
+/// Time that running operations may take when the agent ends.
 const LAST: Duration = Duration::from_secs(3);
 
-/// The service; clones share it.
+/// Node service; clones share it.
 #[derive(Clone)]
 pub struct Service(Arc<Shared>);
 
@@ -48,7 +48,7 @@ struct Shared {
 }
 
 impl Service {
-    /// A service over `guest`, whose identity is `known` from some time on; the host half is asked that `way`.
+    /// Creates a service for `guest`, whose identity may become `known` later. The host half is reached by `way`.
     pub fn new(
         guest: Guest,
         settings: &Settings,
@@ -65,7 +65,7 @@ impl Service {
         self.0.guest.clone()
     }
 
-    /// Does `work` to its end, and gives what came of it to whoever is still there.
+    /// Runs `work` to completion, and returns its result if the caller still waits.
     async fn run<T: Send + 'static>(
         &self,
         (what, volume): (&'static str, String),
@@ -76,7 +76,7 @@ impl Service {
                 let status = status::of(&error);
                 let words = format!("volume {volume}: cannot {what} it: {}", status.message());
                 match status.code() {
-                    // It will be, or it is known why not.
+                    // The operation will succeed later, or the cause is known.
                     Code::Aborted | Code::NotFound | Code::OutOfRange => tracing::info!("{words}"),
                     _ => tracing::warn!("{words}"),
                 }
@@ -86,12 +86,12 @@ impl Service {
         outcome.await.ok_or_else(|| Status::unavailable("the agent is stopping"))?
     }
 
-    /// Completes when nothing is being done any more, but soon in any case.
+    /// Completes when no operation is running any longer, or after a short time.
     pub async fn finish(&self) {
         let _ = tokio::time::timeout(LAST, self.0.guest.pod_volumes.idle()).await;
     }
 
-    /// The service as HTTP/2 serves it.
+    /// Returns the service in the form that HTTP/2 serves.
     pub fn into_server(self) -> NodeServer<Self> {
         NodeServer::new(self).max_decoding_message_size(MAX_REQUEST)
     }

@@ -1,9 +1,11 @@
-//! Where a share is served by now: the host half is asked when a server does not answer.
+//! Shares whose servers have moved: the host half is asked for the present address when a server does not
+//! answer.
 //!
-//! kubelet stages a volume once, and repeats what it was told when the volume was attached. So the agent itself asks, by the call by
-//! which a volume is attached, marked as a question ([`WHERE`]): the answer is where the share is served, if this node has it.
-//! Nothing is attached by it, so that a node from which the share was taken away does not take it back. kubelet asks now and then how
-//! full each volume is, and so a server that has moved is noticed without anybody who watches it.
+//! kubelet stages a volume once, and repeats the context from the time when the volume was attached.
+//! Therefore the agent itself asks, by the call that attaches a volume, marked as a query ([`WHERE`]). The
+//! answer has the address of the share if this node has it. The query attaches nothing, so a node whose share
+//! was detached does not get it back. kubelet regularly asks how full each volume is, so a server that has
+//! moved is noticed without a watch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,16 +21,16 @@ use crate::transport::http2::ORIGIN;
 use crate::wire::proto::csi::ControllerPublishVolumeRequest;
 use crate::wire::proto::csi::controller_client::ControllerClient;
 
-/// The key, of what is said of a volume, by which the host half knows the question.
+/// Key in the volume context by which the host half recognises the query.
 const WHERE: &str = "guestlet.io/where";
-/// How long the host half may take: kubelet waits for it.
+/// Timeout for the host half, while kubelet waits.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Shares that are looked after at a time while nobody waits for it.
+/// Shares that are checked in the background at the same time.
 const AT_ONCE: usize = 2;
-/// The same share is not looked after again before that.
+/// Minimum interval between two checks of the same share.
 const AGAIN: Duration = Duration::from_secs(120);
 
-/// Which shares have been looked after, and when.
+/// Record of the shares whose servers were checked, and when.
 #[derive(Debug)]
 pub(super) struct Lookouts {
     last: Mutex<BTreeMap<String, Instant>>,
@@ -42,7 +44,7 @@ impl Default for Lookouts {
 }
 
 impl Lookouts {
-    /// Whether it is time to look after a share. Then it is not for a while.
+    /// Reports whether the server of a share is to be checked now. If so, it is not due again for some time.
     fn is_due(&self, volume: &str) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.retain(|_, at| at.elapsed() < AGAIN);
@@ -54,14 +56,14 @@ impl Lookouts {
     }
 }
 
-/// Whether another server may do what this one did not.
+/// Returns whether another server may succeed where this one failed.
 fn may_be_elsewhere(error: &Error) -> bool {
-    // What is at an address that was given to another server refuses in whatever way it likes.
+    // If the address was given to another server, that one may refuse with any error.
     matches!(error, Error::NoServer { .. } | Error::Silent { .. } | Error::System { .. })
 }
 
 impl Service {
-    /// Stages a share from where it was told to be, or from where it is.
+    /// Stages a share from the address in the request or, if that fails, from its present address.
     pub(super) async fn stage_share(&self, told: &Share, staging: &str, usage: &Usage) -> Result<(), Error> {
         let guest = self.guest();
         let staged = share::stage(&guest, told, staging, usage).await;
@@ -74,7 +76,7 @@ impl Service {
         staged
     }
 
-    /// Publishes a share, from where it is by now if its server does not answer.
+    /// Publishes a share, from its present address if its server does not answer.
     pub(super) async fn publish_share(
         &self,
         told: &Share,
@@ -91,7 +93,7 @@ impl Service {
         published
     }
 
-    /// Has a share looked after whose server may have moved. Nobody waits for it.
+    /// Starts a check of a share whose server may have moved, without waiting for it.
     pub(super) fn look_after(&self, volume: &str, path: String) {
         let (service, volume) = (self.clone(), volume.to_owned());
         let Ok(place) = Arc::clone(&self.0.lookouts.places).try_acquire_owned() else { return };
@@ -110,7 +112,7 @@ impl Service {
         share::find_again(&self.guest(), path, || self.asked(volume)).await
     }
 
-    /// Where the host half says that a share is served, if it says so.
+    /// Asks the host half for the present address of a share; `None` without a usable answer.
     async fn asked(&self, volume: &str) -> Option<Share> {
         let node_id = self.0.known.borrow().as_ref()?.node_id.clone();
         let request = ControllerPublishVolumeRequest {

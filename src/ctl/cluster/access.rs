@@ -1,4 +1,5 @@
-//! Which cluster is meant, and as whom it is asked: as a kubeconfig says, or as a pod is told.
+//! Selection of the cluster and of the credentials for it: from a kubeconfig, or from the service account of
+//! a pod.
 
 use std::path::PathBuf;
 
@@ -30,34 +31,35 @@ pub struct Access {
     pub node: Option<String>,
 }
 
-/// The API server of a cluster.
+/// API server of a cluster.
 #[derive(Clone)]
 pub struct ApiServer {
-    /// Asks it.
+    /// Client of the API server.
     pub client: Client,
-    /// Its URL.
+    /// URL of the API server.
     pub url: String,
-    /// The namespace that the kubeconfig's context names.
+    /// Namespace of the kubeconfig's context.
     pub namespace: Option<String>,
 }
 
 impl Access {
-    /// Whether it names a cluster.
+    /// Returns whether the options name a cluster.
     pub fn names_a_cluster(&self) -> bool {
         self.kubeconfig.is_some() || self.context.is_some()
     }
 
-    /// Whether it says something that only means something in a cluster.
+    /// Returns whether an option is given that only has a meaning in a cluster.
     pub fn is_for_a_cluster(&self) -> bool {
         self.namespace.is_some() || self.all_namespaces || self.node.is_some()
     }
 
-    /// Finds out where the API server is, and who asks. Nothing is sent yet.
+    /// Determines the API server and the credentials for it. No request is sent yet.
     ///
     /// # Errors
-    /// If no kubeconfig says it and this is no pod, or if what a kubeconfig says cannot be used.
+    /// Fails if no kubeconfig names a cluster and this is not a pod, or if the kubeconfig cannot be used.
     pub async fn api_server(&self) -> Result<ApiServer, Error> {
-        // Without it, TLS would take whichever provider the program is built with, and panic where there are two.
+        // Without an explicit provider, rustls would use the one that the program is built with, and panic if there
+        // are two.
         drop(rustls::crypto::ring::default_provider().install_default());
         let (config, namespace) = match self.kubeconfig()? {
             Some((name, kubeconfig)) => {
@@ -78,10 +80,11 @@ impl Access {
         Ok(ApiServer { client: client.build(), url, namespace })
     }
 
-    /// The same, if no program has to be run to know who asks: for what nobody has asked for by Enter.
+    /// Checks that no credential plugin has to be run: for requests that the user has not made explicitly, such
+    /// as shell completion.
     ///
     /// # Errors
-    /// If one has, or no kubeconfig can be read.
+    /// Fails if a plugin has to be run, or no kubeconfig can be read.
     pub fn without_programs(&self) -> Result<&Self, Error> {
         let Some((name, kubeconfig)) = self.kubeconfig()? else { return Ok(self) };
         let context = self.context.as_ref().or(kubeconfig.current_context.as_ref());
@@ -101,7 +104,8 @@ impl Access {
         Config::from_custom_kubeconfig(kubeconfig, &options).await
     }
 
-    /// The kubeconfig that is named, or those of the environment in one, with what to call it; none if there is none.
+    /// Reads the kubeconfig that is named, or merges those of the environment. Returns it with a name for
+    /// messages; `None` if there is none.
     fn kubeconfig(&self) -> Result<Option<(String, Kubeconfig)>, Error> {
         let read = |path: &PathBuf| {
             let name = path.display().to_string();
@@ -131,8 +135,8 @@ impl Access {
         Ok(merged)
     }
 
-    /// Where kubeconfigs are looked for, in kubectl's order. Of those that are not named on the command line, any may be
-    /// missing.
+    /// Returns the paths of kubeconfigs in kubectl's order. Any of those that were not named on the command line
+    /// may be missing.
     fn paths(&self) -> Vec<PathBuf> {
         if let Some(path) = &self.kubeconfig {
             return vec![path.clone()];
@@ -147,7 +151,7 @@ impl Access {
     }
 }
 
-/// The namespace that a context names.
+/// Returns the namespace of a context.
 fn namespace(kubeconfig: &Kubeconfig, context: &str) -> Option<String> {
     let named = kubeconfig.contexts.iter().find(|named| named.name == context)?;
     named.context.as_ref()?.namespace.clone().filter(|namespace| !namespace.is_empty())

@@ -1,4 +1,4 @@
-//! Requests to the API server, each with a deadline, and what its refusals mean.
+//! Requests to the API server, each with a timeout, and the meaning of its refusals.
 
 use std::time::Duration;
 
@@ -11,31 +11,31 @@ use super::Error;
 use super::access::ApiServer;
 use super::error::cause;
 
-/// How long the API server may take.
+/// Timeout for the API server.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Objects in one answer to a list.
+/// Objects in one page of a list.
 const PAGE: u32 = 500;
 
-/// What is asked for, in the words of roles.
+/// Request to the API server, in the terms of roles.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
-    /// In words, such as `list guests`.
+    /// Description, such as `list guests`.
     pub what: &'static str,
-    /// The verb that a role needs.
+    /// Verb that a role has to grant.
     pub verb: &'static str,
-    /// The resource.
+    /// Resource, as in a role.
     pub resource: &'static str,
-    /// The namespace; none is all of them.
+    /// Namespace; `None` for all namespaces.
     pub namespace: Option<&'a str>,
-    /// The packaged role that has it, and how somebody is given it.
+    /// Packaged role with this permission, and how to grant it.
     pub role: &'static str,
 }
 
 impl ApiServer {
-    /// Waits for an answer, but not for ever.
+    /// Waits for an answer, with a timeout.
     ///
     /// # Errors
-    /// What a refusal means.
+    /// Fails with the meaning of the refusal.
     pub async fn ask<T>(
         &self,
         asked: Asked<'_>,
@@ -70,10 +70,10 @@ impl ApiServer {
         }
     }
 
-    /// All objects that `parameters` select, page by page.
+    /// Lists all objects that match `parameters`, page by page.
     ///
     /// # Errors
-    /// As [`ApiServer::ask`].
+    /// The errors of [`ApiServer::ask`].
     pub async fn list<K>(&self, asked: Asked<'_>, parameters: ListParams) -> Result<Vec<K>, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -95,7 +95,7 @@ impl ApiServer {
     }
 }
 
-/// Objects of one namespace, or of all.
+/// Returns the API for objects of one namespace, or of all.
 fn in_namespace<K>(client: &Client, namespace: Option<&str>) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,

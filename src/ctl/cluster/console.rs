@@ -1,11 +1,13 @@
-//! The serial console of a VM on KubeVirt: a WebSocket of virt-api, behind the API server, which passes it on and decides who may.
+//! Serial console of a VM on KubeVirt: a WebSocket of virt-api behind the API server, which forwards it and
+//! authorizes the user.
 //!
 //! ```text
 //! seat ◀──messages──▶ API server ◀──▶ virt-api ◀──▶ virt-handler ◀──▶ QEMU
 //! ```
 //!
-//! KubeVirt gives a console to whoever opened it last, and closes the connection of whoever had it without a word. So a connection
-//! that has ended is not made again: two that did so would take the console from each other for ever.
+//! KubeVirt gives the console to the client that opened it last, and closes the connection of the former one
+//! without a reason. Therefore a connection that has ended is not made again: two clients that did so would
+//! take the console from each other for ever.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -37,38 +39,40 @@ use crate::ctl::console::{ENDED, LOST};
 use crate::ctl::exec::local::Outputs;
 use crate::labels::is_subdomain;
 
-/// The bytes of a console are in messages as they are.
+/// Subprotocol in which messages carry the bytes of the console unchanged.
 const PROTOCOL: &str = "plain.kubevirt.io";
-/// Bytes of a refusal that are read.
+/// Limit of the bytes of a refusal that are read.
 const MOST_REFUSAL: usize = 64 << 10;
-/// Bytes of a message.
+/// Limit of the bytes of a message.
 const MOST_MESSAGE: usize = 1 << 20;
-/// How often the connection is used, so that nobody on the way takes it for one that nobody needs.
+/// Interval between pings, which keep proxies on the path from closing an idle connection.
 const PING: Duration = Duration::from_secs(20);
-/// How often, and how many times, it is asked whether the VM has ended: KubeVirt says so some time after the console is closed.
+/// Interval between the checks whether the VM has ended, and the number of checks: KubeVirt reports the end
+/// some time after it has closed the console.
 const AGAIN: Duration = Duration::from_secs(1);
 const TIMES: usize = 5;
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// How it is over.
+/// Reasons why the console session has ended.
 enum Over {
-    /// Whoever sits here has left, or nobody reads the output.
+    /// The user has left, or the reader of the output has closed it.
     Left,
     /// The connection has ended, for this reason.
     Lost(String),
 }
 
-/// Until the console of the VM of this name, `NAMESPACE/NAME`, is left.
+/// Connects this terminal with the console of the VM of this name, `NAMESPACE/NAME`, until the user leaves
+/// it.
 ///
 /// # Errors
-/// If it cannot be opened; when it is over for another reason than the wish of whoever sits at it.
+/// Fails if the console cannot be opened, or ends for a reason other than the wish of the user.
 pub async fn run(server: &ApiServer, name: &str) -> Result<(), ctl::Error> {
     let failed = |error| ctl::Error::Read("standard input".to_owned(), error);
     let mut outputs = Outputs::start().map_err(failed)?;
     let mut signals = signals().map_err(failed)?;
     let (namespace, vm) = name.split_once('/').unwrap_or(("default", name));
-    // They become parts of a path.
+    // The names become components of a path.
     if !is_subdomain(namespace) || !is_subdomain(vm) {
         return Err(Error::UnknownGuest { name: name.to_owned(), similar: Vec::new() }.into());
     }
@@ -90,7 +94,7 @@ pub async fn run(server: &ApiServer, name: &str) -> Result<(), ctl::Error> {
     if matches!(over, Ok(Over::Lost(_))) {
         seat.show_rest(&mut outputs, &mut signals).await?;
     }
-    // Before anything is said: the terminal is as it was.
+    // The terminal is restored before any message.
     seat.end();
     match over? {
         Over::Left => Ok(()),
@@ -101,7 +105,7 @@ pub async fn run(server: &ApiServer, name: &str) -> Result<(), ctl::Error> {
     }
 }
 
-/// Asks for the console.
+/// Opens the console.
 async fn open(server: &ApiServer, namespace: &str, vm: &str) -> Result<Socket, kube::Error> {
     let key = generate_key();
     let path = format!(
@@ -130,7 +134,8 @@ async fn open(server: &ApiServer, namespace: &str, vm: &str) -> Result<Socket, k
     Ok(WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, Some(limits)).await)
 }
 
-/// Why an answer that agrees to a WebSocket is not one to this request (RFC 6455, section 4.1).
+/// Checks an answer that accepts a WebSocket, and returns why it does not belong to this request (RFC 6455,
+/// section 4.1); `None` if it does.
 fn flaw(headers: &HeaderMap, key: &str) -> Option<&'static str> {
     let has = |name, value: &str| {
         headers
@@ -149,7 +154,7 @@ fn flaw(headers: &HeaderMap, key: &str) -> Option<&'static str> {
         .then_some("the answer is of another protocol than plain.kubevirt.io")
 }
 
-/// What an answer says that does not agree.
+/// Converts an answer that refuses the WebSocket to an error with its message.
 async fn refusal(response: Response<Body>) -> kube::Error {
     let code = response.status().as_u16();
     let (mut body, mut bytes) = (response.into_body(), Vec::new());
@@ -174,7 +179,7 @@ async fn converse(
     signals: &mut ctl::signals::Signals<u8>,
 ) -> Result<Over, ctl::Error> {
     let (sink, mut messages) = socket.split();
-    // One part of the input is on its way, and room for a ping.
+    // The queue has room for one part of the input and one ping.
     let (to_send, queue) = mpsc::channel(2);
     let mut sending = pin!(send(sink, queue));
     let mut ping = tokio::time::interval(PING);
@@ -200,14 +205,14 @@ async fn converse(
                 Err(why) => return Ok(Over::Lost(why)),
             },
             _ = ping.tick() => {
-                // If there is no room, the connection is in use.
+                // If the queue is full, the connection is in use, and no ping is needed.
                 let _ = to_send.try_send(Message::Ping(Vec::new().into()));
             }
         }
     }
 }
 
-/// Sends what is in the queue, until that fails: why.
+/// Sends the messages of the queue until sending fails; returns the reason.
 async fn send(mut sink: SplitSink<Socket, Message>, mut queue: mpsc::Receiver<Message>) -> String {
     while let Some(message) = queue.recv().await {
         if let Err(error) = sink.send(message).await {
@@ -217,7 +222,7 @@ async fn send(mut sink: SplitSink<Socket, Message>, mut queue: mpsc::Receiver<Me
     std::future::pending().await
 }
 
-/// What the guest wrote next, or why there is no more.
+/// Returns the next output of the guest, or the reason why the connection has ended.
 async fn next(messages: &mut SplitStream<Socket>) -> Result<Vec<u8>, String> {
     loop {
         match messages.next().await {
@@ -242,7 +247,7 @@ fn words(error: &tungstenite::Error) -> String {
     }
 }
 
-/// Why a console has ended, as far as it is known.
+/// Returns why a console has ended, as far as that is known.
 async fn ended(server: &ApiServer, namespace: &str, vm: &str, why: &str) -> ctl::Error {
     let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance");
     let resource = ApiResource::from_gvk_with_plural(&kind, "virtualmachineinstances");
@@ -261,7 +266,7 @@ async fn ended(server: &ApiServer, namespace: &str, vm: &str, why: &str) -> ctl:
                 instance.metadata.deletion_timestamp.is_some() || phase == "Succeeded" || phase == "Failed"
             }
             Ok(None) => true,
-            // It is not known, and not asked again.
+            // The state of the VM is not known, and is not requested again.
             Err(_) => break,
         };
         if has_ended {
@@ -281,7 +286,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_to_this_request_and_of_this_protocol() {
-        // The example of RFC 6455, section 1.3.
+        // Example of RFC 6455, section 1.3.
         let (key, accepted) = ("dGhlIHNhbXBsZSBub25jZQ==", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
         let headers = |list: [&'static str; 4]| {
             let names = [

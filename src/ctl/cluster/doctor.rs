@@ -1,4 +1,5 @@
-//! `guestctl doctor` for a cluster: what its API server says of guestlet, and what the doctors of all nodes find.
+//! `guestctl doctor` for a cluster: findings about guestlet from the API server, and those of the doctors on
+//! all nodes.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +10,10 @@ use crate::ctl::{Error as Failure, doctor};
 use crate::text::findings::Finding;
 use crate::wire::guest_object::Guest;
 
-/// Says everything that is to be said, whatever does not answer.
+/// Shows all findings, even if parts of the cluster do not answer.
 ///
 /// # Errors
-/// [`Failure::Wrong`] if something is wrong, or if standard output cannot be written.
+/// [`Failure::Wrong`] if something is wrong; also if standard output cannot be written.
 pub async fn run(server: &ApiServer, printer: &mut Printer, scope: Option<&str>) -> Result<(), Failure> {
     let guests = guests::list(server, scope).await;
     if let Err(
@@ -63,7 +64,7 @@ fn of_node(asked: Result<doctor::Asked, Failure>) -> Vec<Finding> {
     }
 }
 
-/// A guest on a node that has no host half: what its object says is old.
+/// Returns a finding if a guest is on a node without a host half, so that its object is stale.
 fn stray(guest: &Guest, nodes: &BTreeSet<String>) -> Option<Finding> {
     let host = &guest.status.host;
     (!host.is_empty() && !nodes.contains(host)).then(|| {
@@ -75,12 +76,12 @@ fn stray(guest: &Guest, nodes: &BTreeSet<String>) -> Option<Finding> {
     })
 }
 
-/// Of VMs only those that are meant.
+/// Returns whether a finding is to be shown: for a VM, whether it is in the requested namespace.
 fn is_meant(finding: &Finding, scope: Option<&str>) -> bool {
     finding.subject.strip_prefix("VM ").is_none_or(|name| nodes::is_in(name, scope))
 }
 
-/// What all nodes say alike is said once; of the rest it is said which node it is of.
+/// Merges the findings of all nodes. One that all nodes have alike appears once; others name their node.
 fn gathered(answers: Vec<(String, Vec<Finding>)>) -> Vec<Finding> {
     let count = answers.len();
     let mut groups: Vec<(Finding, Vec<String>)> = Vec::new();

@@ -1,161 +1,161 @@
-//! Why a cluster could not be asked, and what to do about it.
+//! Errors of requests to a cluster, with advice about each.
 
 use kube::config::KubeconfigError;
 
 use super::pods::{Place, SYSTEM};
 
-/// Why.
+/// Reasons why a request to a cluster failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing says where a cluster is.
+    /// No configuration names a cluster.
     #[error(
         "no cluster is configured: name a kubeconfig with --kubeconfig or KUBECONFIG, or run this in a pod \
          with a service account"
     )]
     NoKubeconfig,
-    /// A kubeconfig cannot be used.
+    /// The kubeconfig cannot be used.
     #[error("cannot use the kubeconfig {0}: {1}")]
     Kubeconfig(String, Box<KubeconfigError>),
-    /// What the kubeconfig says of the user or of TLS cannot be used.
+    /// The user or TLS settings of the kubeconfig cannot be used.
     #[error("cannot use the credentials for the API server {0}: {1}")]
     Credentials(String, String),
-    /// Another program has to be run to know who asks.
+    /// A credential plugin would have to be run.
     #[error("{0} has credentials that a program has to create")]
     NeedsProgram(String),
-    /// Nobody answers there.
+    /// The API server cannot be reached.
     #[error("cannot reach the API server {url}: {why}; check its URL, and the network to it")]
     Unreachable {
-        /// Its URL.
+        /// URL of the API server.
         url: String,
-        /// Why.
+        /// Reason, for people.
         why: String,
     },
-    /// It took too long.
+    /// The API server did not answer in time.
     #[error("the API server {0} does not answer in time")]
     Late(String),
-    /// It does not know who asks.
+    /// The API server does not accept the credentials.
     #[error(
         "the API server {0} does not accept these credentials; log in again, or name another context with --context"
     )]
     Unauthorized(String),
-    /// Who asks may not.
+    /// The user lacks a permission.
     #[error("{message}; the verb {verb} on {resource} in {place} is needed: {role}")]
     Forbidden {
-        /// What the API server says.
+        /// Message of the API server.
         message: String,
-        /// What would be needed.
+        /// Required verb.
         verb: &'static str,
-        /// On what.
+        /// Resource that the verb is required on.
         resource: &'static str,
-        /// Where.
+        /// Namespace of the resource.
         place: String,
-        /// The role that has it.
+        /// Role with this permission.
         role: &'static str,
     },
-    /// The cluster has no such kind.
+    /// The cluster does not have the kind Guest.
     #[error(
         "this cluster has no guests.guestlet.io, so guestlet is not installed in it; install it with: kubectl apply -k packaging/kubernetes/host"
     )]
     NoKind,
-    /// There is no such guest.
+    /// The Guest does not exist.
     #[error("there is no Guest {name:?}{}", similar_words(.similar))]
     UnknownGuest {
-        /// Its namespace and name.
+        /// Namespace and name of the guest.
         name: String,
-        /// Names that are like it.
+        /// Similar names of existing guests.
         similar: Vec<String>,
     },
-    /// Nobody has said yet where it runs.
+    /// No node has reported yet that the guest runs there.
     #[error(
         "the Guest {0:?} does not show which node it runs on: guestlet-host has not written its status yet"
     )]
     NoHost(String),
-    /// There is nobody in the guest to ask.
+    /// The host half has no session with the guest.
     #[error("{message}; its Guest shows {session}{reason}; see guestctl doctor for what to do")]
     NoSession {
-        /// What the host half says.
+        /// Message of the host half.
         message: String,
-        /// The session's state.
+        /// State of the session.
         session: String,
-        /// Why, with what parts it from that.
+        /// Reason of that state, with a separator before it; may be empty.
         reason: String,
     },
-    /// A node has no host half.
+    /// The node has no host half.
     #[error(
         "no pod of guestlet-node runs on the node {node}{}; see: kubectl -n {SYSTEM} get pods -o wide -l app.kubernetes.io/name=guestlet-node",
         reason_words(.why)
     )]
     NoPod {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// What it was looked for, if for one guest.
+        /// Reason why the node is needed, if the request is about one guest.
         why: String,
     },
-    /// No node has one.
+    /// No node has a host half.
     #[error(
         "no pod of guestlet-node runs on any node; see: kubectl -n {SYSTEM} get daemonset guestlet-node, and whether nodes have the label kubevirt.io/schedulable"
     )]
     NoPods,
-    /// A pod cannot be asked now.
+    /// A pod is not running.
     #[error("the pod {pod} on the node {node} {state}; see: kubectl -n {SYSTEM} describe pod {pod}")]
     NotRunning {
-        /// Its name.
+        /// Name of the pod.
         pod: String,
-        /// Its node.
+        /// Node of the pod.
         node: String,
-        /// How it is, such as `is starting (ContainerCreating)`.
+        /// State of the pod, such as `is starting (ContainerCreating)`.
         state: String,
     },
-    /// There is no controller to ask.
+    /// No controller holds the Lease.
     #[error(
         "no controller leads (Lease guestlet-controller in {SYSTEM}); see: kubectl -n {SYSTEM} get pods -l app.kubernetes.io/name=guestlet-controller"
     )]
     NoLeader,
-    /// The program in the pod was not started.
+    /// The program in the pod could not be started.
     #[error("cannot run guestctl in the pod {pod} on the node {node}: {message}")]
     NotStarted {
-        /// The pod.
+        /// Name of the pod.
         pod: String,
-        /// Its node.
+        /// Node of the pod.
         node: String,
-        /// What kubelet or its runtime said.
+        /// Message of kubelet or of the container runtime.
         message: String,
     },
     /// The program in the pod failed.
     #[error("in the pod {pod} on the node {node}: {message}")]
     Inside {
-        /// The pod.
+        /// Name of the pod.
         pod: String,
-        /// Its node.
+        /// Node of the pod.
         node: String,
-        /// What it said.
+        /// Message of the program.
         message: String,
-        /// Its exit code.
+        /// Exit code of the program.
         code: i32,
     },
-    /// Some nodes have said nothing, and it was said why.
+    /// Some nodes did not answer, which was reported.
     #[error("{0} of the nodes could not be reached, so something may be missing")]
     Incomplete(usize),
-    /// Some node has to be named.
+    /// The verb needs a named node.
     #[error("{0} is for one node: name it with --node")]
     NeedsNode(&'static str),
-    /// The API server said something else.
+    /// The API server gave another error.
     #[error("cannot {what}: the API server says: {message}")]
     Refused {
-        /// What was tried.
+        /// Operation that was refused.
         what: &'static str,
-        /// What it said.
+        /// Message of the API server.
         message: String,
     },
 }
 
 impl Error {
-    /// Of the guestctl in a pod.
+    /// Returns the error for a guestctl in a pod that could not be started.
     pub(super) fn not_started(place: &Place, message: String) -> Self {
         Self::NotStarted { pod: place.pod.clone(), node: place.node.clone(), message }
     }
 
-    /// Whether the same may get through later: pods are replaced, connections break, and guests move.
+    /// Returns whether a retry may succeed later: pods are replaced, connections break, and guests move.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -167,12 +167,13 @@ impl Error {
         ) || self.is_of_connection()
     }
 
-    /// What ran in a pod, and passed the connection on, has ended.
+    /// Returns whether the program in a pod that relayed the connection has ended.
     pub fn is_of_connection(&self) -> bool {
         matches!(self, Self::NotStarted { .. } | Self::Inside { .. })
     }
 
-    /// The exit code of guestctl, which means the same as on a node: 3 if no host half can be asked, 4 for an unknown VM.
+    /// Returns the exit code of guestctl, with the same meaning as on a node: 3 if no host half can be reached, 4
+    /// for an unknown VM.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NoPod { .. }
@@ -186,7 +187,7 @@ impl Error {
     }
 }
 
-/// The innermost cause. What is around it repeats it.
+/// Returns the innermost cause. The errors around it repeat it.
 pub fn cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {

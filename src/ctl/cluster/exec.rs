@@ -1,5 +1,5 @@
-//! A stream to the admin socket in a pod: `guestctl proxy` runs there, and its standard input and output are the stream's two
-//! directions (pods/exec, by WebSocket).
+//! Stream to the admin socket in a pod: `guestctl proxy` runs there, and its standard input and output are
+//! the two directions of the stream (pods/exec, by WebSocket).
 
 use std::io;
 use std::pin::Pin;
@@ -21,31 +21,33 @@ use super::access::ApiServer;
 use super::api::Asked;
 use super::pods::{CONTAINER, Place, ROLE, SYSTEM};
 
-/// Bytes that may wait in each direction: more than HTTP/2 lets be under way, so that neither waits for the other.
+/// Buffer of each direction in bytes: more than HTTP/2 allows in flight, so that neither direction waits for
+/// the other.
 const BUFFER: usize = 1 << 20;
-/// How long what the program said may take to come, once its stream has ended.
+/// Time for the last output of the program after its stream has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Bytes of that that are shown.
+/// Limit of the bytes of that output that are shown.
 const MOST_WORDS: u64 = 4096;
 
-/// Bytes of what a program may print.
+/// Limit of the bytes that a program may print.
 const MOST_PRINTED: u64 = 256 << 20;
 
 /// Standard output and input of a program in a pod.
 pub type Ends = Join<BufReader<Output>, WriteHalf<SimplexStream>>;
 
-/// Completes when the connection with a pod has ended, with how the program has ended if that was told.
+/// Future that completes when the connection with a pod has ended, with the exit status of the program if it
+/// was received.
 type Ending = Shared<BoxFuture<'static, Option<Status>>>;
 
-/// A program that runs in a pod; it ends with this value.
+/// Program that runs in a pod. It ends when this value is dropped.
 pub struct Running {
     process: AttachedProcess,
     ending: Ending,
     place: Place,
 }
 
-/// Standard output of a program in a pod, up to the end of the connection with the pod. kube's own never ends if that
-/// connection breaks, so that whoever reads would wait for ever.
+/// Standard output of a program in a pod, which ends with the connection to the pod. kube's own stream never
+/// ends if the connection breaks, so its reader would wait for ever.
 pub struct Output {
     bytes: ReadHalf<SimplexStream>,
     ending: Option<Ending>,
@@ -64,7 +66,7 @@ impl AsyncRead for Output {
             ready!(ending.poll_unpin(context));
             self.ending = None;
         }
-        // Whatever came before the end is there by now.
+        // Everything received before the end is available by now.
         match Pin::new(&mut self.bytes).poll_read(context, buffer) {
             Poll::Ready(read) => Poll::Ready(read),
             Poll::Pending => Poll::Ready(Ok(())),
@@ -72,11 +74,12 @@ impl AsyncRead for Output {
     }
 }
 
-/// Waits until the program has printed something, or has ended: whether it has printed something. What is sent before that may be on its way when a program that
-/// cannot do its work ends, and kubelet then resets the connection before why it ended has been read.
+/// Waits until the program has printed something or has ended; returns whether it has printed something.
+/// Nothing may be sent before: if a program that cannot work ends while data is in flight, kubelet resets the
+/// connection before the reason of the end was read.
 ///
 /// # Errors
-/// If its output cannot be read.
+/// Fails if its output cannot be read.
 pub async fn begun(ends: &mut Ends) -> io::Result<bool> {
     ends.reader_mut().fill_buf().await.map(|printed| !printed.is_empty())
 }
@@ -84,7 +87,7 @@ pub async fn begun(ends: &mut Ends) -> io::Result<bool> {
 /// Runs guestctl in a pod with these arguments.
 ///
 /// # Errors
-/// If who asks may not, or it cannot be started.
+/// Fails if the user lacks the permission, or the program cannot be started.
 pub async fn start(server: &ApiServer, place: &Place, arguments: &[&str]) -> Result<(Running, Ends), Error> {
     let pods: Api<Pod> = Api::namespaced(server.client.clone(), SYSTEM);
     let parameters = AttachParams::default()
@@ -121,10 +124,10 @@ pub async fn start(server: &ApiServer, place: &Place, arguments: &[&str]) -> Res
     Ok((Running { process, ending, place }, tokio::io::join(output, input)))
 }
 
-/// What guestctl in a pod prints with these arguments.
+/// Runs guestctl in a pod with these arguments, and returns its standard output.
 ///
 /// # Errors
-/// If it cannot be run, fails, or prints too much.
+/// Fails if the program cannot be run, fails, or prints too much.
 pub async fn output(server: &ApiServer, place: &Place, arguments: &[&str]) -> Result<Vec<u8>, Error> {
     let (running, ends) = start(server, place, arguments).await?;
     let mut printed = Vec::new();
@@ -143,7 +146,7 @@ pub async fn output(server: &ApiServer, place: &Place, arguments: &[&str]) -> Re
 }
 
 impl Running {
-    /// Why the program has ended, if it failed: its last words, and its exit code.
+    /// Returns the failure of the program, with its last messages and its exit code; `None` if it did not fail.
     pub async fn failure(mut self) -> Option<Error> {
         let mut words = Vec::new();
         if let Some(errors) = self.process.stderr() {
@@ -175,14 +178,14 @@ fn failure(place: Place, status: Option<&Status>, words: &str) -> Option<Error> 
     }
 }
 
-/// With which code the program has ended, if it was started and failed.
+/// Returns the exit code of a program that was started and failed.
 fn exit_code(status: &Status) -> Option<i32> {
     let causes = status.details.as_ref()?.causes.as_ref()?;
     let cause = causes.iter().find(|cause| cause.reason.as_deref() == Some("ExitCode"))?;
     cause.message.as_ref()?.parse().ok()
 }
 
-/// On one line, with nothing in it that moves the cursor.
+/// Returns a text on one line, without characters that could move the cursor.
 pub(super) fn printable(text: &str) -> String {
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines.join(" ").chars().map(|one| if one.is_control() { '\u{fffd}' } else { one }).collect()

@@ -1,4 +1,4 @@
-//! The Guests of a cluster: which there are, where each runs, and how `guestctl ls` shows them.
+//! Guests of a cluster: their list, where each runs, and their form in `guestctl ls`.
 
 use kube::api::{Api, ListParams};
 use prost_types::Timestamp;
@@ -14,16 +14,16 @@ use crate::wire::proto::v1::{
     GuestInfo, GuestState, Node, OperatingSystem, PowerState, SessionState, VirtualMachine,
 };
 
-/// Who may read Guests.
+/// Role that permits to read Guests.
 const ROLE: &str = "the ClusterRole guestlet-viewer has it (docs/kubevirt.md)";
-/// Most names that are suggested, and most edits that one may be away from what was typed.
+/// Limit of the names that are suggested, and of the edits by which one may differ from the typed name.
 const MOST_SIMILAR: usize = 5;
 const FARTHEST: usize = 2;
 
-/// All Guests of a namespace, or of all, in the order of their names.
+/// Lists the Guests of a namespace, or of all namespaces, sorted by name.
 ///
 /// # Errors
-/// If they cannot be listed.
+/// Fails if they cannot be listed.
 pub async fn list(server: &ApiServer, namespace: Option<&str>) -> Result<Vec<Guest>, Error> {
     let asked =
         Asked { what: "list guests", verb: "list", resource: "guests.guestlet.io", namespace, role: ROLE };
@@ -32,10 +32,10 @@ pub async fn list(server: &ApiServer, namespace: Option<&str>) -> Result<Vec<Gue
     Ok(guests)
 }
 
-/// The Guest of this namespace and name, which says on which node it runs.
+/// Finds the Guest of this namespace and name, which names the node that it runs on.
 ///
 /// # Errors
-/// If there is no such Guest, it does not say where it runs, or it cannot be read.
+/// Fails if the Guest does not exist, does not name a node, or cannot be read.
 pub async fn find(server: &ApiServer, namespace: &str, name: &str) -> Result<Guest, Error> {
     let guests: Api<Guest> = Api::namespaced(server.client.clone(), namespace);
     let asked = Asked {
@@ -48,7 +48,7 @@ pub async fn find(server: &ApiServer, namespace: &str, name: &str) -> Result<Gue
     let full = format!("{namespace}/{name}");
     let found = server.ask(asked, guests.get_opt(name)).await.map_err(no_kind)?;
     let Some(guest) = found else {
-        // Where the kind is missing, so is every object of it: listing tells these apart.
+        // If the whole kind is missing, the object seems to be missing, too. A list distinguishes these cases.
         let everywhere = match list(server, None).await {
             Err(Error::Forbidden { .. }) => list(server, Some(namespace)).await,
             listed => listed,
@@ -59,7 +59,8 @@ pub async fn find(server: &ApiServer, namespace: &str, name: &str) -> Result<Gue
     if guest.status.host.is_empty() { Err(Error::NoHost(full)) } else { Ok(guest) }
 }
 
-/// What a call has failed with that needs a session with a guest, if this one has none: why that is so is in its object.
+/// Adds the reason from the guest's object to the failure of a call that needs a session, if this guest has
+/// none.
 pub fn explained(error: Failure, guest: &Guest) -> Failure {
     let Status { session, reason, .. } = &guest.status;
     match error {
@@ -75,7 +76,7 @@ pub fn explained(error: Failure, guest: &Guest) -> Failure {
     }
 }
 
-/// A path that the API server does not know is a kind that it does not have.
+/// Converts the error about an unknown path: the API server does not have the kind.
 fn no_kind(error: Error) -> Error {
     match error {
         Error::Refused { message, .. } if message.contains("could not find the requested resource") => {
@@ -86,13 +87,14 @@ fn no_kind(error: Error) -> Error {
     }
 }
 
-/// Namespace and name, as VMs are called.
+/// Returns namespace and name in the form in which VMs are named.
 pub fn name(guest: &Guest) -> String {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{}/{}", part(&guest.metadata.namespace), part(&guest.metadata.name))
 }
 
-/// Those that may have been meant: the same name elsewhere, or one that is a few letters off.
+/// Returns the names that may have been meant: the same name in another namespace, or one that is a few
+/// letters off.
 fn similar(wanted: &str, names: &[String]) -> Vec<String> {
     let last = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
     let distance = |name: &String| if last(name) == last(wanted) { 0 } else { levenshtein(name, wanted) };
@@ -102,7 +104,7 @@ fn similar(wanted: &str, names: &[String]) -> Vec<String> {
     near.into_iter().take(MOST_SIMILAR).map(|(_, name)| name.clone()).collect()
 }
 
-/// The Guest as a VM, as far as it says.
+/// Converts a Guest to a VM, as far as it has the information.
 pub fn vm(guest: &Guest) -> VirtualMachine {
     let status = &guest.status;
     let session = session(&status.session);
@@ -138,7 +140,7 @@ fn session(word: &str) -> SessionState {
     }
 }
 
-/// Since when it has been ready, or has not been: what the Guest says that comes closest.
+/// Returns since when the guest has been ready, or has not been: the closest time in the Guest.
 fn since(status: &Status) -> Option<Timestamp> {
     let ready = status.conditions.iter().find(|condition| condition.type_ == READY)?;
     let time = ready.last_transition_time.0;

@@ -1,5 +1,5 @@
-//! `guestctl` for a cluster, from anywhere that reaches its API server: as `guestctl --kubeconfig`, or as the plugin
-//! `kubectl guestlet`.
+//! `guestctl` for a cluster, from anywhere that reaches its API server: as `guestctl --kubeconfig`, or as the
+//! plugin `kubectl guestlet`.
 //!
 //! ```text
 //!  ls ──────────────── list ──▶ Guests
@@ -11,9 +11,9 @@
 //!  console ─────────── get ───▶ KubeVirt's console of the VM
 //! ```
 //!
-//! What is said over that stream is what a guestctl in the pod would say on its socket, so that a verb is the same wherever it
-//! is asked. Who may do so is up to Kubernetes: whoever may use pods/exec in guestlet's namespace is root there. To add a verb:
-//! its arm in `target`.
+//! The stream carries the same data that a guestctl in the pod would exchange with the socket, so that a verb
+//! behaves the same wherever it is run. Permissions are up to Kubernetes: a user who may use pods/exec in
+//! guestlet's namespace is root there. To add a verb: its arm in `target`.
 
 mod access;
 mod api;
@@ -43,13 +43,13 @@ use super::print::{Format, Printer};
 use super::{Verb, at, cp, ls};
 use crate::wire::proto::v1::VirtualMachine;
 
-/// The namespace of a name that was typed without, where nothing else says it.
+/// Default namespace of a name that was typed without one.
 const DEFAULT: &str = "default";
 
-/// Does it, in the cluster that is meant.
+/// Carries out a verb in the selected cluster.
 ///
 /// # Errors
-/// If it cannot be done; see [`super::Error::exit_code`].
+/// Fails if the verb fails; see [`super::Error::exit_code`].
 pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), super::Error> {
     let mut printer = Printer::new(format);
     let server = access.api_server().await?;
@@ -93,7 +93,7 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
     }
 }
 
-/// Copies files, from and to the guests where they are by then, or all on one node.
+/// Copies files from and to guests, wherever they run at the time, or all on one node.
 async fn copy(
     access: &Access,
     server: ApiServer,
@@ -108,10 +108,10 @@ async fn copy(
     cp::run(&|_| Door::Pod(Way::to_pod(server.clone(), place.clone())), printer, job).await
 }
 
-/// The VMs of the namespace that is meant, or of all.
+/// Lists the VMs of the selected namespace, or of all.
 ///
 /// # Errors
-/// If the API server cannot be asked.
+/// Fails if the API server cannot be reached.
 pub async fn vms(access: &Access) -> Result<Vec<VirtualMachine>, Error> {
     let server = access.api_server().await?;
     let scope = access.namespace.clone().or_else(|| server.namespace.clone());
@@ -119,7 +119,7 @@ pub async fn vms(access: &Access) -> Result<Vec<VirtualMachine>, Error> {
     Ok(guests.iter().map(guests::vm).collect())
 }
 
-/// Does it with all nodes.
+/// Carries out a verb that concerns all nodes.
 async fn everywhere(
     server: &ApiServer,
     printer: &mut Printer,
@@ -137,7 +137,7 @@ async fn everywhere(
     }
 }
 
-/// Does it with the daemon in a pod, as guestctl there would.
+/// Carries out a verb with the daemon in a pod, as guestctl in that pod would.
 async fn there(
     server: ApiServer,
     place: Place,
@@ -154,7 +154,7 @@ async fn there(
     }
 }
 
-/// Does `work` with the daemon in a pod.
+/// Runs `work` with the daemon in a pod.
 async fn with<T>(
     server: &ApiServer,
     place: &Place,

@@ -1,4 +1,4 @@
-//! Verbs that are about all nodes: each is asked, several at a time, and what they say is shown as one.
+//! Verbs that concern all nodes: several nodes are called at a time, and their answers are merged.
 
 use futures_util::{StreamExt as _, stream};
 
@@ -12,16 +12,16 @@ use crate::ctl::trust::{self, HostHalf};
 use crate::ctl::{Error as Failure, audit, nodes, topology};
 use crate::wire::proto::v1::{GetHostStatusRequest, SessionState, VirtualMachine};
 
-/// How many nodes are asked at a time.
+/// Nodes that are called at the same time.
 const AT_A_TIME: usize = 16;
 
-/// What each node said.
+/// Answers of the nodes, with their names.
 pub type Answers<T> = Vec<(String, Result<T, Failure>)>;
 
-/// Asks the host half of each node.
+/// Calls the host half of each node.
 ///
 /// # Errors
-/// If it cannot be told which nodes there are.
+/// Fails if the nodes cannot be listed.
 pub async fn each<T>(
     server: &ApiServer,
     work: impl AsyncFn(Client) -> Result<T, Failure>,
@@ -46,7 +46,8 @@ async fn each_place<T>(
     Ok(stream::iter(asking).buffered(AT_A_TIME).collect().await)
 }
 
-/// What those nodes said that said something, and how many did not, of which people are warned.
+/// Separates the successful answers from the failures. Returns the number of failures, of which the user is
+/// warned.
 fn split<T>(printer: &mut Printer, answers: Answers<T>) -> Result<(Vec<(String, T)>, usize), Failure> {
     let (mut said, mut failed) = (Vec::new(), Vec::new());
     for (node, answer) in answers {
@@ -66,12 +67,12 @@ fn split<T>(printer: &mut Printer, answers: Answers<T>) -> Result<(Vec<(String, 
     Ok((said, failed.len()))
 }
 
-/// An error if somebody has said nothing, so that programs notice.
+/// Fails if a node did not answer, so that programs notice.
 fn complete(failed: usize) -> Result<(), Failure> {
     if failed == 0 { Ok(()) } else { Err(Error::Incomplete(failed).into()) }
 }
 
-/// The VMs of a namespace, or of all, in the order of their names. While one is migrated, two nodes know it.
+/// Merges the VMs of a namespace, or of all, sorted by name. Two nodes know a VM while it is migrated.
 fn merge(lists: impl IntoIterator<Item = Vec<VirtualMachine>>, scope: Option<&str>) -> Vec<VirtualMachine> {
     let mut vms: Vec<_> = lists.into_iter().flatten().filter(|vm| is_in(&vm.name, scope)).collect();
     let rank = |vm: &VirtualMachine| (vm.name.clone(), vm.session() != SessionState::Connected);
@@ -80,12 +81,12 @@ fn merge(lists: impl IntoIterator<Item = Vec<VirtualMachine>>, scope: Option<&st
     vms
 }
 
-/// Whether a VM of this name is in the namespace that is meant.
+/// Returns whether the VM of this name is in the requested namespace.
 pub fn is_in(name: &str, scope: Option<&str>) -> bool {
     scope.is_none_or(|scope| name.split_once('/').is_some_and(|(namespace, _)| namespace == scope))
 }
 
-/// `guestctl nodes`.
+/// Carries out `guestctl nodes`.
 pub async fn nodes(server: &ApiServer, printer: &mut Printer, scope: Option<&str>) -> Result<(), Failure> {
     let answers = each(server, async |mut client| client::vms(&mut client, true).await).await?;
     let (said, failed) = split(printer, answers)?;
@@ -93,7 +94,7 @@ pub async fn nodes(server: &ApiServer, printer: &mut Printer, scope: Option<&str
     complete(failed)
 }
 
-/// `guestctl topology`.
+/// Carries out `guestctl topology`.
 pub async fn topology(server: &ApiServer, printer: &mut Printer, scope: Option<&str>) -> Result<(), Failure> {
     let asking = async |mut client: Client| {
         let status = client::answer(client.get_host_status(GetHostStatusRequest {}), "").await?;
@@ -109,13 +110,13 @@ pub async fn topology(server: &ApiServer, printer: &mut Printer, scope: Option<&
     complete(failed)
 }
 
-/// `guestctl trust ls`.
+/// Carries out `guestctl trust ls`.
 pub async fn keys(server: &ApiServer, printer: &mut Printer, scope: Option<&str>) -> Result<(), Failure> {
     let (said, failed) = split(printer, each(server, trust::keys).await?)?;
     let (mut halves, mut guests) = (Vec::new(), Vec::new());
     for (node, keys) in said {
         halves.push(HostHalf { node, host_key: keys.host_key, ca_key: keys.ca_key });
-        // Those of VMs that a node does not list any more have no namespace.
+        // Keys of VMs that a node no longer lists have no namespace.
         guests.extend(keys.guests.into_iter().filter(|key| is_in(&key.name, scope)));
     }
     guests.sort_by(|one, other| (&one.name, &one.uuid).cmp(&(&other.name, &other.uuid)));
@@ -123,7 +124,7 @@ pub async fn keys(server: &ApiServer, printer: &mut Printer, scope: Option<&str>
     complete(failed)
 }
 
-/// `guestctl audit`.
+/// Carries out `guestctl audit`.
 pub async fn audit(server: &ApiServer, printer: &mut Printer, query: &audit::Query) -> Result<(), Failure> {
     let asking = async |place: &Place| Ok(records(server, place, query).await?);
     let (said, failed) = split(printer, each_place(server, asking).await?)?;
@@ -131,7 +132,7 @@ pub async fn audit(server: &ApiServer, printer: &mut Printer, query: &audit::Que
     complete(failed)
 }
 
-/// `guestctl audit` of one node.
+/// Carries out `guestctl audit` for one node.
 pub async fn audit_of(
     server: &ApiServer,
     printer: &mut Printer,
@@ -141,7 +142,7 @@ pub async fn audit_of(
     audit::show(printer, query, records(server, place, query).await?)
 }
 
-/// The records of a node: their file is in its pod, where guestctl reads it.
+/// Returns the records of a node: their file is in its pod, where guestctl reads it.
 async fn records(
     server: &ApiServer,
     place: &Place,

@@ -1,4 +1,4 @@
-//! The pods in which `guestlet-host` runs: of a node, and of the controller that leads.
+//! Pods that run `guestlet-host`: that of a node, and that of the leading controller.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
@@ -8,42 +8,42 @@ use super::Error;
 use super::access::ApiServer;
 use super::api::Asked;
 
-/// The namespace of guestlet's own objects, which its manifests name.
+/// Namespace of guestlet's own objects, as in its manifests.
 pub const SYSTEM: &str = "guestlet-system";
-/// The container in these pods.
+/// Name of the container in these pods.
 pub const CONTAINER: &str = "guestlet-host";
-/// Who may ask them.
+/// Role that permits requests to the pods.
 pub const ROLE: &str = "the Role guestlet-admin in guestlet-system has it (docs/kubevirt.md)";
 
 const NODES: &str = "app.kubernetes.io/name=guestlet-node";
 const LEASE: &str = "guestlet-controller";
 
-/// A pod in which guestctl can be run.
+/// Pod in which guestctl can be run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Its node.
+    /// Node of the pod.
     pub node: String,
-    /// Its name.
+    /// Name of the pod.
     pub pod: String,
 }
 
-/// The pod of this node.
+/// Finds the pod of this node.
 ///
 /// # Errors
-/// If there is none, or it does not run; `guest` is then told of.
+/// Fails if the node has no pod, or the pod is not running. The message then mentions `guest`.
 pub async fn of_node(server: &ApiServer, node: &str, guest: &str) -> Result<Place, Error> {
     let parameters = ListParams::default().labels(NODES).fields(&format!("spec.nodeName={node}"));
     let pods = list(server, parameters).await?;
     let missing = || Error::NoPod { node: node.to_owned(), why: guest.to_owned() };
-    // While a pod is replaced there may be two.
+    // While a pod is replaced, two may exist.
     let best = pods.iter().min_by_key(|pod| standing(pod).is_some()).ok_or_else(missing)?;
     running(best)
 }
 
-/// The nodes that have a pod, in their order, each with that if it runs.
+/// Lists the nodes that have a pod, sorted by name, each with the pod if it is running.
 ///
 /// # Errors
-/// If they cannot be listed, or there are none.
+/// Fails if they cannot be listed, or there are none.
 pub async fn of_nodes(server: &ApiServer) -> Result<Vec<(String, Result<Place, Error>)>, Error> {
     let pods = list(server, ListParams::default().labels(NODES)).await?;
     let mut found: Vec<_> =
@@ -57,15 +57,15 @@ pub async fn of_nodes(server: &ApiServer) -> Result<Vec<(String, Result<Place, E
     Ok(found.into_iter().map(|(place, _, pod)| (place.node, pod)).collect())
 }
 
-/// The pod of the controller that leads.
+/// Finds the pod of the leading controller.
 ///
 /// # Errors
-/// If none does, or it cannot be told.
+/// Fails if none is leading, or the pod cannot be determined.
 pub async fn leader(server: &ApiServer) -> Result<Place, Error> {
     let leases: Api<Lease> = Api::namespaced(server.client.clone(), SYSTEM);
     let lease = server.ask(asked("read the Lease", "get", "leases"), leases.get_opt(LEASE)).await?;
     let holder = lease.and_then(|lease| lease.spec?.holder_identity).unwrap_or_default();
-    // The pod's name, and what tells runs of the program apart.
+    // The holder consists of the pod's name and a suffix that distinguishes runs of the program.
     let name = holder.rsplit_once('_').map_or("", |(name, _)| name);
     if name.is_empty() {
         return Err(Error::NoLeader);
@@ -98,7 +98,7 @@ fn running(pod: &Pod) -> Result<Place, Error> {
     }
 }
 
-/// Why the program of a pod does not run, if it does not.
+/// Returns why the program of a pod is not running; `None` if it is.
 fn standing(pod: &Pod) -> Option<String> {
     if pod.metadata.deletion_timestamp.is_some() {
         return Some("is terminating, and is being replaced".to_owned());

@@ -1,15 +1,16 @@
-//! The proxy between this machine and an API server, as kubectl takes it from a kubeconfig and from the environment.
+//! Proxy between this machine and an API server, selected from a kubeconfig and the environment as kubectl
+//! does.
 
 use std::net::IpAddr;
 
 use http::Uri;
 use kube::config::Kubeconfig;
 
-/// The proxy for the cluster of a context whose API server is at `server`: the one that the kubeconfig names, or else that of the
-/// environment, unless `NO_PROXY` has the server.
+/// Returns the proxy for the cluster of a context whose API server is at `server`: the one in the kubeconfig,
+/// or that of the environment unless `NO_PROXY` contains the server.
 ///
 /// # Errors
-/// If it is no URL: with what it is.
+/// Fails with the value if it is not a URL.
 pub fn proxy(kubeconfig: &Kubeconfig, context: &str, server: &Uri) -> Result<Option<Uri>, String> {
     if let Some(named) = named(kubeconfig, context) {
         return url(named).map(Some);
@@ -36,7 +37,7 @@ fn named<'a>(kubeconfig: &'a Kubeconfig, context: &str) -> Option<&'a str> {
     cluster.proxy_url.as_deref().filter(|proxy| !proxy.is_empty())
 }
 
-/// Whether a list such as `10.0.0.0/8,.example.com,localhost` has this host.
+/// Returns whether a list such as `10.0.0.0/8,.example.com,localhost` contains this host.
 fn is_excepted(list: &str, host: &str) -> bool {
     let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
     let address = host.parse::<IpAddr>().ok();

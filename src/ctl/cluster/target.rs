@@ -1,27 +1,27 @@
-//! Whom of a cluster a verb is about, and which guest its names mean. Pure.
+//! Part of a cluster that a verb addresses, and the guest that its names mean. Pure.
 
 use super::Error;
 use crate::ctl::cp::Place;
 use crate::ctl::ls::List;
 use crate::ctl::{Verb, trust};
 
-/// Whom to ask.
+/// Daemons that a verb addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// The API server: Guests say enough.
+    /// API server only: Guests have the needed information.
     Guests(List),
-    /// The node on which this guest runs.
+    /// Node on which this guest runs.
     Guest(String),
-    /// Each node.
+    /// Each node of the cluster.
     Nodes,
-    /// The controller that leads.
+    /// Leading controller.
     Leader,
 }
 
-/// Whom to ask where no node is named.
+/// Returns the target of a verb for which no node is named.
 ///
 /// # Errors
-/// If one has to be.
+/// Fails if a node has to be named.
 pub fn target(verb: &Verb) -> Result<Target, Error> {
     let guest = |name: &String| Ok(Target::Guest(name.clone()));
     match verb {
@@ -64,7 +64,7 @@ pub fn target(verb: &Verb) -> Result<Target, Error> {
     }
 }
 
-/// Gives the name of a VM its namespace where it was typed without.
+/// Adds the namespace to the name of a VM that was typed without one.
 pub fn complete(verb: &mut Verb, namespace: &str) {
     use crate::ctl::volumes::Action;
     let name = match verb {
@@ -83,7 +83,7 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
             | trust::Action::Rotate { name }
             | trust::Action::Bootstrap { name, .. },
         ) => name,
-        // The UUID of a VM that is gone belongs to no namespace.
+        // The UUID of a VM that no longer exists does not belong to any namespace.
         Verb::Trust(trust::Action::Forget { name }) if !is_uuid(name) => name,
         Verb::Copy(job) => {
             let vms = job.places_mut().filter_map(|place| match place {
@@ -118,8 +118,8 @@ pub fn complete(verb: &mut Verb, namespace: &str) {
     complete_name(name, namespace);
 }
 
-/// Gives names and patterns of a list the namespace that they lack: the one that is meant, or any. Returns the namespace to which the
-/// list can be confined.
+/// Adds the missing namespace to names and patterns of a list: the selected one, or any. Returns the
+/// namespace to which the list can be confined.
 pub fn narrow(list: &mut List, namespace: Option<String>) -> Option<String> {
     list.names.iter_mut().for_each(|name| complete_name(name, namespace.as_deref().unwrap_or("*")));
     let mut namespaces = list.names.iter().filter_map(|name| name.split_once('/')).map(|(first, _)| first);

@@ -1,5 +1,5 @@
-//! `guestctl watch` in a cluster: the events of several nodes in one stream, which goes on when a connection with one of them
-//! ends.
+//! `guestctl watch` in a cluster: the events of several nodes in one stream, which continues when the
+//! connection with one of them ends.
 //!
 //! ```text
 //!  station of each node ── place ──▶ connect ──▶ events ──┐
@@ -22,13 +22,13 @@ use crate::ctl::print::Printer;
 use crate::ctl::watch::{self, Filter};
 use crate::wire::proto::v1::VirtualMachineEvent;
 
-/// How long it takes until somebody is asked again, at first and at most.
+/// Wait before a station is connected again, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Events that may wait to be shown.
 const WAITING: usize = 64;
 
-/// Whose events they are.
+/// Source of events.
 #[derive(Debug, Clone)]
 enum Station {
     /// All VMs of this node.
@@ -37,17 +37,18 @@ enum Station {
     Guest(String, String),
 }
 
-/// What a station says.
+/// Message of a station.
 enum News {
     Event(Box<VirtualMachineEvent>),
-    /// It is not connected any more, and tries again.
+    /// The connection was lost, and the station is trying to reconnect.
     Lost(String),
 }
 
-/// Shows events until nobody reads them any more.
+/// Shows events until standard output is closed by its reader.
 ///
 /// # Errors
-/// If a VM that is named cannot be asked at first, who asks may not, or standard output cannot be written.
+/// Fails if a named VM cannot be reached at first, the user lacks a permission, or standard output cannot be
+/// written.
 pub async fn run(
     server: &ApiServer,
     printer: &mut Printer,
@@ -66,7 +67,7 @@ pub async fn run(
     let mut unread = std::pin::pin!(Printer::unread());
     loop {
         let one = tokio::select! {
-            // What came before is shown before it is said why nothing more comes.
+            // Earlier events are shown before the message that no more will come.
             biased;
             Some(one) = news.recv() => one,
             failed = &mut following => return failed.map(drop),
@@ -80,7 +81,7 @@ pub async fn run(
     }
 }
 
-/// Tells of a station's events, for ever.
+/// Follows the events of a station, for ever.
 async fn follow(
     server: &ApiServer,
     station: &Station,
@@ -95,7 +96,7 @@ async fn follow(
             Err(error) => error,
         };
         if is_connected {
-            // What was before has been shown.
+            // The past events have been shown.
             (wait, was_connected, filter.since) = (FIRST_WAIT, true, None);
         }
         if is_final(&error) || (!was_connected && matches!(station, Station::Guest(..))) {
@@ -114,7 +115,7 @@ async fn follow(
     }
 }
 
-/// Whether it would be the same the next time.
+/// Returns whether a retry would fail in the same way.
 fn is_final(error: &Failure) -> bool {
     matches!(
         error,
@@ -122,7 +123,7 @@ fn is_final(error: &Failure) -> bool {
     )
 }
 
-/// Tells of a station's events until its connection ends.
+/// Follows the events of a station until its connection ends.
 async fn once(
     server: &ApiServer,
     station: &Station,

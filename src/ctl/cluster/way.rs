@@ -1,4 +1,4 @@
-//! The way to a daemon in a pod: which pod that is, and a connection with it.
+//! Connection path to a daemon in a pod: the selection of the pod, and a connection to it.
 
 use tonic::Code;
 
@@ -10,7 +10,7 @@ use super::pods::{self, Place};
 use super::{DEFAULT, exec, guests};
 use crate::wire::guest_object::Guest;
 
-/// To a pod, or to that of the node on which a guest runs whenever somebody goes there.
+/// Path to a pod, or to that of the node on which a guest runs at the time of each connection.
 #[derive(Clone)]
 pub struct Way {
     server: ApiServer,
@@ -23,27 +23,27 @@ enum End {
     Pod(Place),
 }
 
-/// A connection with a daemon that has begun.
+/// Connection to a daemon that has answered.
 pub struct Line {
     running: exec::Running,
     ends: exec::Ends,
 }
 
 impl Way {
-    /// To the node of the guest of this namespace and name.
+    /// Returns the path to the node of the guest of this namespace and name.
     pub(super) fn to_guest(server: ApiServer, name: String) -> Self {
         Self { server, end: End::Guest(name) }
     }
 
-    /// To this pod.
+    /// Returns the connection path to this pod.
     pub(super) fn to_pod(server: ApiServer, place: Place) -> Self {
         Self { server, end: End::Pod(place) }
     }
 
-    /// Connects.
+    /// Connects to the daemon.
     ///
     /// # Errors
-    /// If there is no pod, who asks may not do so, or nobody answers there.
+    /// Fails if there is no pod, the user lacks a permission, or the daemon does not answer.
     pub async fn dial(&self) -> Result<Line, Error> {
         let place = match &self.end {
             End::Pod(place) => place.clone(),
@@ -53,7 +53,7 @@ impl Way {
             }
         };
         let (running, mut ends) = exec::start(&self.server, &place, &["proxy"]).await?;
-        // The daemon speaks first, as every server of HTTP/2 may.
+        // The daemon sends the first bytes, as every HTTP/2 server may.
         let begun = tokio::time::timeout(client::ANSWER_DEADLINE, exec::begun(&mut ends)).await;
         if begun.map_err(|_| Error::Silent)?.map_err(|_| Error::Closed)? {
             return Ok(Line { running, ends });
@@ -61,7 +61,7 @@ impl Way {
         Err(running.failure().await.map_or(Error::Closed, cluster::Error::into))
     }
 
-    /// What a call has failed with at last, and why there is no session with the guest, if that is it.
+    /// Adds to the final failure of a call why there is no session with the guest, if that is the cause.
     pub(super) async fn explained(&self, error: Error) -> Error {
         let End::Guest(name) = &self.end else { return error };
         if !matches!(&error, Error::Call(status) if status.code() == Code::FailedPrecondition) {
@@ -80,10 +80,10 @@ impl Way {
 }
 
 impl Line {
-    /// Does `work` over it.
+    /// Runs `work` over this connection.
     ///
     /// # Errors
-    /// If the connection ends before, or `work` fails.
+    /// Fails if the connection ends before, or `work` fails.
     pub async fn over<T>(self, work: impl AsyncFnOnce(Daemon) -> Result<T, Error>) -> Result<T, Error> {
         let Self { running, ends } = self;
         match client::over(ends, work).await {

@@ -1,4 +1,4 @@
-//! One console and its client, over as many connections as it takes.
+//! Client of one console, over as many connections as necessary.
 //!
 //! ```text
 //! open ──▶ at it ──closed, or left──▶ output written ──▶ exit code
@@ -27,48 +27,48 @@ use crate::wire::proto::v1::from_console::Message as Told;
 use crate::wire::proto::v1::to_console::Message;
 use crate::wire::proto::v1::{ConsoleClosed, ConsoleOpened, ConsoleRequest, FromConsole, ToConsole};
 
-/// Bytes of input that the hypervisor has not taken yet.
+/// Limit of the input bytes that the hypervisor has not taken yet.
 const WINDOW: u64 = 64 << 10;
-/// How long it is tried to connect again.
+/// Time for which reconnecting is tried.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How long guestlet-host may take to open a console: longer than it waits for a hypervisor.
+/// Timeout for guestlet-host to open a console: longer than that of guestlet-host for a hypervisor.
 const OPENING: Duration = Duration::from_secs(60);
 
-/// The client.
+/// Client of a console that reconnects after a lost connection.
 pub struct Client {
     door: Door,
     name: String,
     force: bool,
     outage: Outage,
-    /// The console was open once.
+    /// True if the console was open before.
     was_open: bool,
     seat: Seat,
-    /// Bytes that this connection was sent, and those of them that have been handed to the hypervisor.
+    /// Bytes sent on this connection, and those of them that the hypervisor has taken.
     sent: u64,
     taken: u64,
-    /// Up to where messages of this connection reach that are not written yet.
+    /// Positions of the output at the ends of the messages of this connection that are not written yet.
     messages: VecDeque<u64>,
 }
 
-/// How the client is over.
+/// Reasons why the client has ended.
 enum Done {
-    /// Whoever sits here has left, or nobody reads the output.
+    /// The user has left, or the reader of the output has closed it.
     Left,
-    /// For this reason, with this exit code.
+    /// The session has ended for this reason, with this exit code.
     Ended(String, u8),
 }
 
-/// How a connection is over.
+/// Reasons why a connection has ended.
 enum Over {
     Done(Done),
-    /// It was lost, or refused for now.
+    /// The connection was lost, or refused for now.
     Lost(String),
-    /// Refused with an error, unless the host half has only just started.
+    /// The connection was refused with an error, unless the host half has only just started.
     Early(Error),
 }
 
 impl Client {
-    /// Of the console of the VM of this name.
+    /// Creates a client of the console of the VM of this name.
     pub fn new(door: Door, name: String, force: bool) -> Self {
         let outage = Outage::none(PATIENCE);
         Self {
@@ -84,16 +84,16 @@ impl Client {
         }
     }
 
-    /// Until it is over.
+    /// Runs until the session ends.
     ///
     /// # Errors
-    /// If it cannot be opened, or is over for another reason than the wish of whoever sits here.
+    /// Fails if the console cannot be opened, or ends for a reason other than the wish of the user.
     pub async fn run(mut self) -> Result<(), Error> {
         let failed = |error| Error::Read("standard input".to_owned(), error);
         let mut outputs = Outputs::start().map_err(failed)?;
         let mut signals = signals().map_err(failed)?;
         let done = self.until_done(&mut outputs, &mut signals).await;
-        // Before anything is said: the terminal is as it was.
+        // The terminal is restored before any message.
         self.seat.end();
         match done? {
             Done::Left => Ok(()),
@@ -101,13 +101,13 @@ impl Client {
         }
     }
 
-    /// As many connections as it takes.
+    /// Makes as many connections as necessary.
     async fn until_done(&mut self, outputs: &mut Outputs, signals: &mut Signals<u8>) -> Result<Done, Error> {
         loop {
             match self.connect(outputs, signals).await? {
                 Over::Done(Done::Left) => return Ok(Done::Left),
                 Over::Done(done) => {
-                    // What came before the end is shown.
+                    // Output that came before the end is still shown.
                     self.seat.show_rest(outputs, signals).await?;
                     return Ok(done);
                 }
@@ -130,14 +130,14 @@ impl Client {
         }
     }
 
-    /// One connection.
+    /// Makes one connection, and uses it until it ends.
     async fn connect(&mut self, outputs: &mut Outputs, signals: &mut Signals<u8>) -> Result<Over, Error> {
         let door = self.door.clone();
         let line = match self.unless_left(outputs, signals, door.dial()).await? {
             None => return Ok(Over::Done(Done::Left)),
             Some(Ok(line)) => line,
             Some(Err(error)) if !self.was_open => return Err(error),
-            // It is bound before it is opened to others.
+            // The socket is bound before its mode gives others access, so this may be temporary.
             Some(Err(error @ Error::Forbidden(_))) => return Ok(Over::Early(error)),
             Some(Err(error)) => return Ok(Over::Lost(error.to_string())),
         };
@@ -154,10 +154,10 @@ impl Client {
         signals: &mut Signals<u8>,
     ) -> Result<Over, Error> {
         let (requests, all) = mpsc::unbounded_channel();
-        // It is taken over once, and not again from whoever has it then.
+        // The console is taken over once, and not again from the client that has it then.
         let force = self.force && !self.was_open;
         let open = ConsoleRequest { name: self.name.clone(), force };
-        // Whether it arrives is seen by what is answered.
+        // A lost message shows in the answers.
         let _ = requests.send(said(Message::Open(open)));
         let mut client = daemon.console();
         let opening = tokio::time::timeout(OPENING, client.open_console(UnboundedReceiverStream::new(all)));
@@ -210,7 +210,7 @@ impl Client {
         }
     }
 
-    /// The console is open.
+    /// Handles the opening of the console.
     fn begin(&mut self, opened: &ConsoleOpened) -> Result<(), Error> {
         let is_again = std::mem::replace(&mut self.was_open, true);
         if is_again {
@@ -230,14 +230,14 @@ impl Client {
         Ok(())
     }
 
-    /// Something came; what the end is, if that is it.
+    /// Handles an answer; returns the reason of the end if this was the last one.
     fn take(&mut self, answer: FromConsole, outputs: &Outputs) -> Option<Done> {
         match answer.message {
             Some(Told::Output(bytes)) => {
                 let end = self.seat.show(bytes, outputs);
                 self.messages.push_back(end);
             }
-            // No more than was sent, whatever is said.
+            // The count is limited to what was sent, whatever the peer reports.
             Some(Told::InputTaken(count)) => self.taken = count.clamp(self.taken, self.sent),
             Some(Told::Lost(count)) => {
                 self.messages.push_back(self.seat.received());
@@ -252,7 +252,7 @@ impl Client {
         None
     }
 
-    /// Tells how many messages were dealt with, if some were.
+    /// Acknowledges the messages whose output has been written, if there are any.
     fn tell_taken(&mut self, requests: &mpsc::UnboundedSender<ToConsole>) {
         let mut count = 0;
         while self.messages.front().is_some_and(|end| *end <= self.seat.written()) {
@@ -260,7 +260,7 @@ impl Client {
             count += 1;
         }
         if count > 0 {
-            // Whether it arrives is seen by what is answered.
+            // A lost message shows in the answers.
             let _ = requests.send(said(Message::Taken(count)));
         }
     }
@@ -285,7 +285,7 @@ impl Client {
         }
     }
 
-    /// A connection with a console that was open is lost.
+    /// Handles the loss of a connection with an open console.
     fn lost(&mut self, why: &str) -> Over {
         let unknown = self.sent - self.taken;
         if unknown > 0 {
@@ -308,15 +308,15 @@ impl Client {
             Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => {
                 Ok(self.lost(status.message()))
             }
-            // One that has just started does not know its VMs yet.
+            // A host half that has just started does not know its VMs yet.
             Code::NotFound => Ok(Over::Early(Error::of_call(status, &self.name))),
-            // Who was in use in between, or is off by now.
+            // Another client has the console by now, or the VM is off.
             _ => Ok(Over::Done(Done::Ended(status.message().to_owned(), LOST))),
         }
     }
 
-    /// Does `work` without the console, unless whoever sits here leaves. What is typed meanwhile at a terminal is thrown away; other
-    /// input waits.
+    /// Runs `work` while the console is not connected, unless the user leaves. Keys typed at a terminal meanwhile
+    /// are discarded; other input waits.
     async fn unless_left<T>(
         &mut self,
         outputs: &mut Outputs,
@@ -346,7 +346,7 @@ fn said(message: Message) -> ToConsole {
     ToConsole { message: Some(message) }
 }
 
-/// Completes at this time, if it is one.
+/// Completes at this time; never without one.
 async fn until(when: Option<Instant>) {
     match when {
         Some(when) => tokio::time::sleep_until(when.into()).await,

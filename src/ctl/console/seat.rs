@@ -1,4 +1,4 @@
-//! Whoever sits at a console: the terminal, what is typed at it, what is shown at it, and the wish to leave.
+//! Local side of a console: the terminal, its input and output, and the request to leave.
 
 use std::io::{self, Write as _};
 
@@ -12,77 +12,78 @@ use crate::sys::terminal::Changed;
 
 /// Ctrl-], as with other programs for consoles.
 const ESCAPE: u8 = 0x1d;
-/// Bytes that wait to be written here, at most: beyond that no more is taken.
+/// Limit of the bytes that wait to be written here. No further output is accepted beyond it.
 const MAX_WAITING: u64 = 1 << 20;
 
-/// The seat. Until it begins, nothing is read, and the terminal is left as it is.
+/// Terminal of the user. Until `begin`, nothing is read, and the terminal is left as it is.
 #[derive(Default)]
 pub struct Seat {
-    /// What is typed is passed on key by key.
+    /// Changed terminal settings, while keys are passed on one by one.
     raw: Option<Changed>,
-    /// What comes from standard input; nothing any more after its end.
+    /// Parts read from standard input; `None` after its end.
     input: Option<mpsc::Receiver<io::Result<Vec<u8>>>>,
-    /// Bytes of output that came, and those of them that were written.
+    /// Bytes of output received, and those of them that were written.
     received: u64,
     written: u64,
 }
 
 impl Seat {
-    /// Reads standard input from now on; a terminal passes on each key.
+    /// Starts to read standard input; a terminal passes on each key.
     ///
     /// # Errors
-    /// If the terminal cannot be changed, or nothing be read.
+    /// Fails if the terminal cannot be changed, or standard input cannot be read.
     pub fn begin(&mut self) -> Result<(), Error> {
         self.raw = local::raw().map_err(|error| Error::Read("the terminal".to_owned(), error))?;
         self.input = Some(local::input().map_err(|error| Error::Read("standard input".to_owned(), error))?);
         Ok(())
     }
 
-    /// The terminal becomes as it was.
+    /// Restores the terminal.
     pub fn end(&mut self) {
         if self.raw.take().is_some() {
-            // What the guest wrote last may not have ended its line. There is nobody else to tell.
+            // The last output of the guest may not have ended its line. A failure of standard error cannot be reported
+            // anywhere.
             let _ = io::stderr().write_all(b"\n");
         }
     }
 
-    /// Whether a terminal passes on each key.
+    /// Returns whether a terminal passes on each key.
     pub fn is_raw(&self) -> bool {
         self.raw.is_some()
     }
 
-    /// Says something to whoever sits here.
+    /// Shows a message to the user.
     pub fn say(&self, words: &str) {
         local::say(words, self.is_raw());
     }
 
-    /// Says that the console is open, and how it is left.
+    /// Informs the user that the console is open, and how to leave it.
     pub fn greet(&self, name: &str, place: &str) {
         let end = if self.is_raw() { "Ctrl-] leaves it" } else { "a signal such as SIGINT disconnects" };
         self.say(&format!("connected to the console of {name} at {place}; {end}"));
     }
 
-    /// The next part of the input, while there is any; of an end, an empty one.
+    /// Waits for the next part of the input; an empty one marks the end.
     ///
     /// # Errors
-    /// If standard input cannot be read.
+    /// Fails if standard input cannot be read.
     pub async fn next_part(&mut self) -> io::Result<Vec<u8>> {
         match &mut self.input {
-            // Nothing comes after an error.
+            // Nothing follows an error.
             Some(parts) => parts.recv().await.unwrap_or(Ok(Vec::new())),
             None => std::future::pending().await,
         }
     }
 
-    /// What of a part of the input is for the guest, and whether whoever sits here leaves.
+    /// Splits a part of the input into the bytes for the guest, and whether the user leaves.
     ///
     /// # Errors
-    /// If the input cannot be read.
+    /// Fails if the input cannot be read.
     pub fn read(&mut self, part: io::Result<Vec<u8>>) -> Result<(Vec<u8>, bool), Error> {
         let mut bytes = part.map_err(|error| Error::Read("standard input".to_owned(), error))?;
         if bytes.is_empty() {
             self.input = None;
-            // A terminal that has ended is one that nobody sits at.
+            // The end of a terminal means that the user has left.
             return Ok((bytes, self.is_raw()));
         }
         let escape = bytes.iter().position(|byte| *byte == ESCAPE).filter(|_| self.is_raw());
@@ -90,7 +91,7 @@ impl Seat {
         Ok((bytes, escape.is_some()))
     }
 
-    /// Has output of the guest written; up to where that reaches.
+    /// Queues output of the guest for writing; returns the position of its end.
     pub fn show(&mut self, bytes: Vec<u8>, outputs: &Outputs) -> u64 {
         let offset = self.received;
         self.received += bytes.len() as u64;
@@ -98,25 +99,25 @@ impl Seat {
         self.received
     }
 
-    /// Up to where output came.
+    /// Returns the number of output bytes received.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Up to where output was written.
+    /// Returns the number of output bytes written.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Whether more output may be taken.
+    /// Returns whether more output may be accepted.
     pub fn has_room(&self) -> bool {
         self.received - self.written < MAX_WAITING
     }
 
-    /// Something was written; whether nobody reads it any more.
+    /// Records a result of writing; returns whether the reader of the output has closed it.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// Fails if the output cannot be written.
     pub fn has_written(&mut self, written: Option<Written>) -> Result<bool, Error> {
         match written {
             Some(Written::Up(0, before)) => self.written = before,
@@ -127,10 +128,10 @@ impl Seat {
         Ok(false)
     }
 
-    /// Until all that came is written, or nobody reads it.
+    /// Waits until all output that was received is written, or its reader has closed it.
     ///
     /// # Errors
-    /// If it cannot be written; if a signal ends this first.
+    /// Fails if it cannot be written, or a signal arrives first.
     pub async fn show_rest(&mut self, outputs: &mut Outputs, signals: &mut Signals<u8>) -> Result<(), Error> {
         while self.written < self.received {
             tokio::select! {
@@ -143,10 +144,10 @@ impl Seat {
     }
 }
 
-/// Signals that end this program, by their numbers.
+/// Handles the signals that end this program, by their numbers.
 ///
 /// # Errors
-/// If they cannot be heard.
+/// Fails if the handlers cannot be installed.
 pub fn signals() -> io::Result<Signals<u8>> {
     let kinds = [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit(), SignalKind::terminate()];
     Signals::hear(kinds.map(|kind| (u8::try_from(kind.as_raw_value()).unwrap_or_default(), kind)))

@@ -1,4 +1,4 @@
-//! The two ends of a copy: what is asked of them, and what they answer.
+//! Two ends of a copy: the requests to them, and their answers.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::wire::proto::v1::{
     FileDone, FromReader, FromWriter, ToReader, ToWriter, from_reader, from_writer, to_reader, to_writer,
 };
 
-/// How long an end may say nothing: an agent says every 5 s that it is at work.
+/// Longest silence of an end: an agent reports every 5 s that it is working.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// A message of an end that says nothing but that.
+/// Messages that may only report that an end is working.
 pub trait Working {
-    /// Whether it is one.
+    /// Returns whether this message only reports that the end is working.
     fn is_working(&self) -> bool;
 }
 
@@ -34,23 +34,23 @@ impl Working for FromWriter {
     }
 }
 
-/// What an end answers.
+/// Source of an end's answers.
 pub enum Answers<A> {
-    /// A thread of this process.
+    /// Thread of this process.
     Here(mpsc::Receiver<A>),
-    /// The guest of the VM of this name.
+    /// Guest of the VM of this name.
     There {
-        /// The call.
+        /// Stream of the call.
         stream: Box<Streaming<A>>,
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// The way to it.
+        /// Connection path to the guest.
         door: Box<Door>,
     },
 }
 
 impl<A: Working> Answers<A> {
-    /// The next message that says something.
+    /// Returns the next message that is not only a report of working.
     async fn next(&mut self) -> Result<A, Trouble> {
         loop {
             let answer = match self {
@@ -70,26 +70,27 @@ impl<A: Working> Answers<A> {
     }
 }
 
-/// An end: what is asked of it, and what it has answered.
+/// End of a copy, with the channels of its requests and answers.
 pub struct End<T, A> {
     say: mpsc::Sender<T>,
     answers: Answers<A>,
-    /// What was answered while there was no room for a question.
+    /// Answers received while a request was waiting to be sent.
     heard: VecDeque<A>,
 }
 
-/// The end that is read.
+/// End that is read from.
 pub type Reading = End<ToReader, FromReader>;
-/// The end that is written to.
+/// End that is written to.
 pub type Writing = End<ToWriter, FromWriter>;
 
 impl<T, A: Working> End<T, A> {
-    /// Takes questions by this channel, and answers them so.
+    /// Creates an end from the channel for its requests and the source of its answers.
     pub fn new(say: mpsc::Sender<T>, answers: Answers<A>) -> Self {
         Self { say, answers, heard: VecDeque::new() }
     }
 
-    /// Says something. Meanwhile it is heard what is answered: a call is carried on by whoever waits for its answers.
+    /// Sends a message. Answers are received meanwhile, because a call makes progress only while its answers are
+    /// read.
     async fn tell(&mut self, message: T) -> Result<(), Trouble> {
         let Self { say, answers, heard } = self;
         let mut sent = std::pin::pin!(say.send(message));
@@ -110,11 +111,12 @@ impl<T, A: Working> End<T, A> {
     }
 }
 
-/// How long an end may take to hear that nothing more is asked of it.
+/// Time for an end to notice that there are no further requests.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 impl<A: Working> Answers<A> {
-    /// Waits until the end has heard that nothing more is asked of it: then its call ends as it went, and not as one that was broken off.
+    /// Waits until the end has noticed that there are no further requests, so that its call ends normally, and
+    /// not as an interrupted one.
     async fn end(mut self) {
         let all = async { while self.next().await.is_ok() {} };
         let _ = tokio::time::timeout(FAREWELL, all).await;
@@ -122,18 +124,18 @@ impl<A: Working> Answers<A> {
 }
 
 impl Reading {
-    /// Asks for nothing more.
+    /// Ends the requests, and waits until the end has noticed.
     pub async fn end(self) {
         drop(self.say);
         self.answers.end().await;
     }
 
-    /// Asks for something.
+    /// Sends a request.
     pub async fn ask(&mut self, request: to_reader::Request) -> Result<(), Trouble> {
         self.tell(ToReader { request: Some(request) }).await
     }
 
-    /// What is answered next, if it is no failure.
+    /// Returns the next answer that is not a failure.
     pub async fn next(&mut self) -> Result<from_reader::Answer, Trouble> {
         match self.hear().await?.answer {
             Some(from_reader::Answer::Failed(failed)) => Err(Trouble::Failed(failed)),
@@ -144,18 +146,18 @@ impl Reading {
 }
 
 impl Writing {
-    /// Asks for nothing more.
+    /// Ends the requests, and waits until the end has noticed.
     pub async fn end(self) {
         drop(self.say);
         self.answers.end().await;
     }
 
-    /// Asks for something.
+    /// Sends a request.
     pub async fn ask(&mut self, request: to_writer::Request) -> Result<(), Trouble> {
         self.tell(ToWriter { request: Some(request) }).await
     }
 
-    /// What is answered next, if it is no failure.
+    /// Returns the next answer that is not a failure.
     pub async fn next(&mut self) -> Result<from_writer::Answer, Trouble> {
         match self.hear().await?.answer {
             Some(from_writer::Answer::Failed(failed)) => Err(Trouble::Failed(failed)),
@@ -164,13 +166,13 @@ impl Writing {
         }
     }
 
-    /// Asks for something that is answered when it is done.
+    /// Sends a request, and waits until it is done.
     pub async fn done(&mut self, request: to_writer::Request) -> Result<FileDone, Trouble> {
         self.ask(request).await?;
         loop {
             match self.next().await? {
                 from_writer::Answer::Done(done) => return Ok(done),
-                // Of what was written before.
+                // These are progress reports of earlier writes.
                 from_writer::Answer::Written(_) => {}
                 _ => return Err(unexpected()),
             }
@@ -178,7 +180,7 @@ impl Writing {
     }
 }
 
-/// An end does not keep to what was agreed on.
+/// Returns the error for an end that violates the protocol.
 pub fn unexpected() -> Trouble {
     Trouble::fatal("the other end sent an unexpected answer; is it of another release?")
 }

@@ -1,4 +1,4 @@
-//! Copies one file.
+//! Copy of one file.
 //!
 //! ```text
 //! done before? ──yes──▶ still there? ──▶ done
@@ -20,46 +20,46 @@ use crate::wire::proto::v1::{
     from_writer, to_reader, to_writer,
 };
 
-/// How often it is begun again, if it was changed or did not arrive as it was sent.
+/// Attempts per file, if it was changed meanwhile or did not arrive as it was sent.
 const TRIES: u32 = 2;
-/// So much of a file that is not wanted any more is read to its end; of more, both ends are opened anew.
+/// Most bytes of an unneeded file that are read and discarded. For more, both ends are opened again.
 const DRAINED: u64 = 64 << 20;
-/// How often another copy of the same is waited for, and for how long each time.
+/// Number of waits for another copy of the same file, and the length of each.
 const BUSY: u32 = 60;
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// A file: where it is, where it goes, and what it is.
+/// File: its source, its target, and its entry.
 pub struct One<'o> {
-    /// Below what the reading end has opened.
+    /// Path below the object that the reading end has opened.
     pub source: &'o [u8],
-    /// Below what the writing end has opened.
+    /// Path below the object that the writing end has opened.
     pub target: &'o [u8],
-    /// What the reading end said of it.
+    /// Entry that the reading end has reported.
     pub entry: &'o FileEntry,
 }
 
-/// How an attempt ended.
+/// Result of an attempt.
 enum Ended {
     Done(FileDone),
-    /// It was changed: it is read as it is by now.
+    /// The file was changed while it was read. The next attempt reads its present content.
     Changed(Trouble),
-    /// What is there of it is of no use.
+    /// The content at the destination cannot be used.
     Spoiled(Trouble),
-    /// Another copy writes it.
+    /// Another copy is writing the file.
     Busy(Trouble),
 }
 
-/// Copies it, unless it is there already.
+/// Copies a file, unless it was copied already.
 ///
 /// # Errors
-/// If it fails, or an end breaks.
+/// Fails if the copy fails, or an end breaks.
 pub async fn copy(pass: &mut Pass<'_>, one: &One<'_>) -> Result<(), Trouble> {
     if is_there(pass, one).await? {
         return Ok(());
     }
     let (mut tries, mut busy, mut fresh, mut expected) = (0, 0, false, Some(one.entry.clone()));
     if one.entry.inode == 0 {
-        // A stream.
+        // A stream has no entry that it could be compared with.
         expected = None;
     }
     loop {
@@ -92,7 +92,7 @@ pub async fn copy(pass: &mut Pass<'_>, one: &One<'_>) -> Result<(), Trouble> {
     }
 }
 
-/// Whether an earlier pass, or an earlier run, has copied it.
+/// Returns whether an earlier pass, or an earlier run, has copied the file.
 async fn is_there(pass: &mut Pass<'_>, one: &One<'_>) -> Result<bool, Trouble> {
     let finishing = pass.state.finishing.clone().filter(|(target, _)| target == one.target);
     let done = pass.state.done.get(one.target).cloned();
@@ -124,7 +124,7 @@ async fn is_there(pass: &mut Pass<'_>, one: &One<'_>) -> Result<bool, Trouble> {
     Ok(false)
 }
 
-/// The SHA-256 of the source.
+/// Requests the SHA-256 of the source.
 async fn digest(pass: &mut Pass<'_>, one: &One<'_>) -> Result<Vec<u8>, Trouble> {
     let read = ReadFileContent {
         path: one.source.to_vec(),
@@ -165,7 +165,7 @@ async fn attempt(
             Ok(_) => return Err(unexpected()),
             Err(trouble) => return busy_or(trouble),
         }
-        // What an earlier run has read of standard input does not come again.
+        // Input that an earlier run has read from standard input cannot be read again.
         let is_useless = if is_stream { offset > 0 && !pass.state.can_go_on } else { offset > entry.size };
         if is_useless {
             pass.to.ask(to_writer::Request::Restart(true)).await?;
@@ -218,7 +218,7 @@ fn busy_or(trouble: Trouble) -> Result<Ended, Trouble> {
     }
 }
 
-/// The reading end has failed: what was written of it is not wanted. Why the file fails.
+/// Discards what was written of a file after a failure of the reading end. Returns why the file fails.
 async fn discard(pass: &mut Pass<'_>, failed: FileFailed) -> Result<Trouble, Trouble> {
     pass.to.ask(to_writer::Request::Discard(true)).await?;
     loop {
@@ -231,16 +231,16 @@ async fn discard(pass: &mut Pass<'_>, failed: FileFailed) -> Result<Trouble, Tro
     }
 }
 
-/// Why not all of the content was handed on.
+/// Reasons why not all of the content was relayed.
 enum Cut {
-    /// The reading end has failed, and goes on with what is asked for next.
+    /// The reading end has failed to read, and will accept the next request.
     Reading(FileFailed),
-    /// The writing end has.
+    /// The writing end has failed.
     Writing(FileFailed),
     Broken(Trouble),
 }
 
-/// Hands the content on. If the writing end fails, the rest is read to its end, if that `is_short`.
+/// Relays the content. If the writing end fails and `is_short`, the rest is read and discarded.
 async fn content(pass: &mut Pass<'_>, is_short: bool) -> Result<FileDone, Cut> {
     let Pass { from, to, state, .. } = pass;
     let mut refused = None;
@@ -284,7 +284,7 @@ async fn content(pass: &mut Pass<'_>, is_short: bool) -> Result<FileDone, Cut> {
     }
 }
 
-/// What the writing end says while content goes to it: why it fails, if it does.
+/// Interprets an answer of the writing end during the transfer: the failure, or `None`.
 fn heard(answer: Result<from_writer::Answer, Trouble>) -> Result<Option<FileFailed>, Cut> {
     match answer {
         Ok(from_writer::Answer::Written(_)) => Ok(None),
@@ -296,7 +296,7 @@ fn heard(answer: Result<from_writer::Answer, Trouble>) -> Result<Option<FileFail
 
 fn finish(pass: &Pass<'_>, one: &One<'_>, read: &FileDone) -> FinishFile {
     let options = pass.job.options;
-    // What it was when it was read.
+    // The facts at the time of reading count.
     let entry = read.entry.as_ref().unwrap_or(one.entry);
     FinishFile {
         size: read.size,

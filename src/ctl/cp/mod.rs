@@ -1,13 +1,15 @@
-//! `guestctl cp`: files from here to a guest, from a guest to here, and from guest to guest.
+//! `guestctl cp`: copies files from this machine to a guest, from a guest to this machine, and from guest to
+//! guest.
 //!
 //! ```text
 //! reading end ──▶ pass ──▶ writing end      here: a thread of this process; in a guest: a call of `guestlet.v1.Files`
 //!                  │ lost: connect again, and go through everything once more; what is there already is not copied again
 //! ```
 //!
-//! `place` says what was typed, `ends` are the two ends, `tree` goes through what is to be copied, and `file` copies one file.
-//! A copy is done when one pass has found everything in place without losing a connection: whatever a guest forgets when it is reset,
-//! or put back to a snapshot, breaks the connection first.
+//! `place` parses what was typed, `ends` are the two ends, `tree` walks through what is to be copied, and
+//! `file` copies one file. A copy is done when one pass has found everything in place without losing a
+//! connection. Whenever a guest loses data because it is reset or reverted to a snapshot, the connection
+//! breaks first.
 
 mod ends;
 mod file;
@@ -37,43 +39,43 @@ pub use place::{Place, shown};
 use state::State;
 use trouble::Trouble;
 
-/// Exit code after the connection was lost for good.
+/// Exit code after the connection was finally lost.
 const LOST: u8 = 255;
-/// How long it is tried to connect again.
+/// Time for which reconnecting is tried.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How often everything is gone through.
+/// Limit of passes through everything that is to be copied.
 const PASSES: u32 = 1000;
 
-/// What to copy.
+/// Copy to be made.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// From where.
+    /// Sources of the copy.
     pub sources: Vec<Place>,
-    /// To where.
+    /// Destination of the copy.
     pub destination: Place,
-    /// How.
+    /// Options of the copy.
     pub options: Options,
 }
 
-/// How to copy.
+/// Options of a copy.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub struct Options {
-    /// Directories as well.
+    /// True to copy directories as well.
     pub recursive: bool,
-    /// Owner, group, mode and time of change stay what they are.
+    /// True to preserve owner, group, mode and modification time.
     pub preserve: bool,
-    /// With extended attributes.
+    /// True to copy extended attributes.
     pub attributes: bool,
-    /// What is there is not replaced.
+    /// True to leave existing files as they are.
     pub keep: bool,
-    /// No progress is shown.
+    /// True to show no progress.
     pub no_progress: bool,
-    /// Only errors are shown.
+    /// True to show only errors.
     pub quiet: bool,
 }
 
-/// What was copied.
+/// Summary of what was copied, for programs.
 #[derive(Debug, Default, Serialize)]
 struct Summary {
     files: u64,
@@ -81,10 +83,10 @@ struct Summary {
     failed: u64,
 }
 
-/// Copies, with the daemons behind these doors.
+/// Carries out a copy, with the daemons behind these doors.
 ///
 /// # Errors
-/// If something could not be copied; with 255 if a connection was lost for good.
+/// Fails if something could not be copied; with 255 if a connection was finally lost.
 pub async fn run(doors: &dyn Fn(&str) -> Door, printer: &mut Printer, job: &Job) -> Result<(), Error> {
     job.check()?;
     let failed = |error| Error::Read("signals".to_owned(), error);
@@ -119,7 +121,7 @@ fn interrupted(signal: u8, state: &State) -> Error {
     Error::NotRun(words.to_owned(), 128 + signal)
 }
 
-/// As many connections as it takes.
+/// Makes as many connections as necessary.
 async fn until_done(
     doors: &dyn Fn(&str) -> Door,
     job: &Job,
@@ -130,7 +132,7 @@ async fn until_done(
     for _ in 0..PASSES {
         let before = state.steps;
         let done = open::with_both(doors, job, source, state).await;
-        // What has got further was connected.
+        // Progress shows that there was a connection.
         if state.steps != before {
             outage.ends();
         }
@@ -172,17 +174,17 @@ fn pause(doors: &dyn Fn(&str) -> Door, job: &Job, source: &Place) -> Duration {
 }
 
 impl Job {
-    /// Everything that is copied from or to.
+    /// Returns the sources and the destination.
     pub fn places(&self) -> impl Iterator<Item = &Place> {
         self.sources.iter().chain([&self.destination])
     }
 
-    /// The same, to be changed.
+    /// Returns the sources and the destination, mutably.
     pub fn places_mut(&mut self) -> impl Iterator<Item = &mut Place> {
         self.sources.iter_mut().chain([&mut self.destination])
     }
 
-    /// Whether it can be done at all.
+    /// Checks that the sources and the destination can be combined.
     fn check(&self) -> Result<(), Error> {
         let wrong = |words: &str| Err(Error::Program(words.to_owned()));
         for source in &self.sources {

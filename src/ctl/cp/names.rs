@@ -1,4 +1,4 @@
-//! What there is in a guest, for shells that complete names.
+//! Names of files in a guest, for the completion in shells.
 
 use crate::copies::paths;
 use crate::ctl::Where;
@@ -6,12 +6,13 @@ use crate::ctl::door::Door;
 use crate::wire::proto::v1::to_reader::Request;
 use crate::wire::proto::v1::{FileKind, OpenFiles, ToReader, from_reader::Answer};
 
-/// Names that are shown.
+/// Limit of the names that are shown.
 const MOST: usize = 1000;
 
-/// What is in the guest of a VM of this host under paths that begin so; nothing, if it cannot be asked.
+/// Lists the paths in the guest of a VM of this host that begin with what was typed; `None` if the guest
+/// cannot be reached.
 pub async fn entries(place: Where, vm: &str, typed: &[u8]) -> Option<Vec<Vec<u8>>> {
-    // Through an API server it takes longer than somebody waits who has typed Tab.
+    // Through an API server it takes longer than a user waits after pressing Tab.
     let Where::Here(socket) = place else { return None };
     let begin = typed.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let (directory, unfinished) = typed.split_at(begin);
@@ -22,7 +23,7 @@ pub async fn entries(place: Where, vm: &str, typed: &[u8]) -> Option<Vec<Vec<u8>
     let door = Door::Socket(socket);
     let listed = door.with(async |daemon| {
         let mut found = Vec::new();
-        // The call goes on until what was asked for last is answered.
+        // The call has to stay open until the last request is answered.
         let asked = futures_util::StreamExt::chain(
             tokio_stream::iter(requests.clone()),
             futures_util::stream::pending(),
@@ -46,7 +47,7 @@ pub async fn entries(place: Where, vm: &str, typed: &[u8]) -> Option<Vec<Vec<u8>
         .ok()?
         .into_iter()
         .filter(|entry| paths::is_name(&entry.name) && entry.name.starts_with(unfinished))
-        // As shells do it.
+        // Hidden files are completed as in shells: only after a typed dot.
         .filter(|entry| unfinished.starts_with(b".") || !entry.name.starts_with(b"."))
         .map(|entry| {
             let end: &[u8] = if entry.kind() == FileKind::Directory { b"/" } else { b"" };

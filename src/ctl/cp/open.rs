@@ -1,4 +1,4 @@
-//! Opens the two ends of a copy.
+//! Opening of the two ends of a copy.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,13 +24,13 @@ use crate::wire::proto::v1::{
     FilesOpened, OpenFiles, ToReader, ToWriter, from_reader, from_writer, to_reader, to_writer,
 };
 
-/// How long guestlet-host may take to begin: longer than it waits for an agent.
+/// Timeout for guestlet-host to begin: longer than that of guestlet-host for an agent.
 const OPENING: Duration = Duration::from_secs(90);
 
-/// Opens both ends, and goes through what is to be copied once.
+/// Opens both ends, and makes one pass over everything that is to be copied.
 ///
 /// # Errors
-/// If something breaks.
+/// Fails if an end breaks.
 pub async fn with_both(
     doors: &dyn Fn(&str) -> Door,
     job: &Job,
@@ -43,7 +43,7 @@ pub async fn with_both(
         let done = over(to.as_ref(), async |daemon| {
             let (mut writing, place) = write(daemon, to.as_ref(), job, state).await?;
             state.was_begun = true;
-            // What it makes there is not what the next pass copies into.
+            // A directory that this pass creates is the target itself for the next pass, which must not copy into it.
             state.is_entry |= !place.last.is_empty();
             tree::copy(&mut reading, &mut writing, &opened, &place, job, source, state).await?;
             writing.end().await;
@@ -58,7 +58,7 @@ pub async fn with_both(
     .await
 }
 
-/// Does `work` over a connection, if there is a door to go through.
+/// Runs `work` over a connection if the end is reached through a door.
 async fn over<T>(
     door: Option<&Door>,
     work: impl AsyncFnOnce(Option<Daemon>) -> Result<T, Trouble>,
@@ -86,7 +86,7 @@ async fn read(
         with_attributes: job.options.attributes,
         ..OpenFiles::default()
     };
-    // There is room for it.
+    // The channel is empty, so it has room for this message.
     drop(say.try_send(ToReader { request: Some(to_reader::Request::Open(open)) }));
     let answers = if let (Some(daemon), Some(door)) = (daemon, door) {
         let mut client = daemon.files();
@@ -156,7 +156,7 @@ fn own_records() -> Records {
     records::of_user(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"))
 }
 
-/// Without what is to be opened there is nothing to do.
+/// Makes an error final: without the opened object nothing can be done.
 fn fatal(trouble: Trouble) -> Trouble {
     match trouble {
         Trouble::Failed(failed) => Trouble::fatal(failed.message),
@@ -164,7 +164,7 @@ fn fatal(trouble: Trouble) -> Trouble {
     }
 }
 
-/// The guest of a VM, and the way to it.
+/// Guest of a VM, and the connection path to it.
 struct There<'d> {
     name: &'d str,
     door: &'d Door,

@@ -1,27 +1,28 @@
-//! What one pass through what is to be copied works with.
+//! State of one pass over everything that is to be copied.
 
 use super::Job;
 use super::ends::{Reading, Writing};
 use super::state::State;
 
-/// What one pass works with.
+/// State of one pass.
 pub struct Pass<'p> {
-    /// The end that is read.
+    /// End that is read from.
     pub from: &'p mut Reading,
-    /// The end that is written to.
+    /// End that is written to.
     pub to: &'p mut Writing,
-    /// What is to be done.
+    /// Copy to be made.
     pub job: &'p Job,
-    /// What was done.
+    /// State of the copy across passes.
     pub state: &'p mut State,
-    /// Something is there already that may be the same.
+    /// True if existing files may already be copies.
     pub goes_on: bool,
-    /// Bits of modes that are not given to others here.
+    /// Mode bits that the umask of this process removes.
     pub mask: u32,
-    /// Owners can be set at the writing end.
+    /// True if the writing end can set owners.
     pub sets_owners: bool,
-    /// Where both ends are the same guest, the directory that everything goes into, as soon as there is one: it is not copied.
+    /// Device and inode of the directory that receives everything, if both ends are the same guest and it exists:
+    /// it is left out of the copy.
     pub made_by_itself: Option<(u64, u64)>,
-    /// Both ends are the same guest.
+    /// True if both ends are the same guest.
     pub is_into_itself: bool,
 }

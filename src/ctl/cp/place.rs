@@ -1,29 +1,29 @@
-//! Where something is copied from or to, as it is typed. Pure.
+//! Source or destination of a copy, as typed on the command line. Pure.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
-/// Where something is.
+/// Location of a file or directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// Here, at a path.
+    /// Path on this machine.
     Here(Vec<u8>),
-    /// In the guest of a VM.
+    /// Path in the guest of a VM.
     Guest {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// The path there.
+        /// Path in the guest.
         path: Vec<u8>,
     },
-    /// Standard input, or output.
+    /// Standard input or output.
     Standard,
 }
 
 impl Place {
-    /// Reads what was typed: `VM:PATH`, a path, or `-`. What has a "/" before the first ":" is a path here.
+    /// Parses `VM:PATH`, a path, or `-`. A text with a "/" before the first ":" is a path on this machine.
     ///
     /// # Errors
-    /// If the name of the VM or the path is empty, or no text.
+    /// Fails if the name of the VM or the path is empty, or the name is not valid UTF-8.
     pub fn parse(typed: OsString) -> Result<Self, String> {
         let bytes = typed.into_vec();
         if bytes == b"-" {
@@ -50,7 +50,7 @@ impl Place {
         }
     }
 
-    /// The VM's name, if it is in a guest.
+    /// Returns the name of the VM, if the location is in a guest.
     pub fn vm(&self) -> Option<&str> {
         match self {
             Self::Guest { vm, .. } => Some(vm),
@@ -58,7 +58,7 @@ impl Place {
         }
     }
 
-    /// The path, as its end is asked for it.
+    /// Returns the path in the form in which its end is requested.
     pub fn path(&self) -> &[u8] {
         match self {
             Self::Here(path) | Self::Guest { path, .. } => path,
@@ -66,7 +66,7 @@ impl Place {
         }
     }
 
-    /// For people.
+    /// Returns the location as shown to people.
     pub fn words(&self) -> String {
         match self {
             Self::Here(path) => shown(path),
@@ -75,13 +75,14 @@ impl Place {
         }
     }
 
-    /// It was typed as a directory.
+    /// Returns whether it was typed as a directory.
     pub fn is_directory(&self) -> bool {
         *self != Self::Standard && self.path().ends_with(b"/")
     }
 }
 
-/// A name for people: what would move the cursor of a terminal, or is no text, is escaped.
+/// Escapes a name for people: characters that would move the cursor of a terminal, and bytes that are not
+/// valid UTF-8.
 pub fn shown(name: &[u8]) -> String {
     use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! How far a copy has come, on a terminal.
+//! Progress of a copy, shown on a terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use super::place::shown;
 use crate::sys::terminal;
 use crate::text;
 
-/// How often it is shown.
+/// Interval between two updates of the display.
 const PACE: Duration = Duration::from_millis(200);
-/// Of a terminal that does not say how wide it is.
+/// Width of a terminal that does not report it.
 const WIDTH: usize = 80;
 
-/// Shows it.
+/// Display of the progress.
 pub struct Progress {
     is_shown: bool,
     is_drawn: bool,
@@ -20,12 +20,12 @@ pub struct Progress {
     drawn: Instant,
     bytes: u64,
     name: String,
-    /// So much of the file is there, of how much.
+    /// Bytes of the present file that were copied, and its size.
     file: (u64, u64),
 }
 
 impl Progress {
-    /// Nothing yet; shown if that is wanted, and standard error is a terminal.
+    /// Creates an empty display. It is shown if `is_wanted` and standard error is a terminal.
     pub fn new(is_wanted: bool) -> Self {
         let now = Instant::now();
         let is_shown = is_wanted && io::stderr().is_terminal();
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// A file begins, of which so much is there, of how much.
+    /// Starts a file of this size, of which `there` bytes already exist.
     pub fn begin(&mut self, name: &[u8], there: u64, size: u64) {
         if self.is_shown {
             self.name = shown(name);
@@ -49,7 +49,7 @@ impl Progress {
         }
     }
 
-    /// So many bytes more were copied.
+    /// Adds copied bytes.
     pub fn more(&mut self, bytes: u64) {
         self.bytes += bytes;
         self.file.0 += bytes;
@@ -65,12 +65,12 @@ impl Progress {
         }
         let width = terminal::size(io::stderr()).map_or(WIDTH, |size| usize::from(size.columns).max(20));
         let line = line(&self.name, self.file, self.bytes, self.begun.elapsed(), width);
-        // What cannot be shown is not missed.
+        // A failure is ignored, because the display is not essential.
         drop(write!(io::stderr(), "\r{line}\u{1b}[K"));
         self.is_drawn = true;
     }
 
-    /// Nothing is shown any more.
+    /// Clears the display.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.is_drawn) {
             drop(write!(io::stderr(), "\r\u{1b}[K"));
@@ -78,7 +78,7 @@ impl Progress {
     }
 }
 
-/// One line, not as wide as the terminal.
+/// Formats one line that is narrower than the terminal.
 fn line(name: &str, (there, size): (u64, u64), bytes: u64, took: Duration, width: usize) -> String {
     let rate = u128::from(bytes) * 1000 / took.as_millis().max(1);
     let rate = u64::try_from(rate).unwrap_or(u64::MAX);

@@ -1,5 +1,5 @@
-//! Standard input and output as ends of a copy. What was read of the one is not read again, and what was written to the other
-//! stays, so that only the rest of a file comes over a connection that replaces another.
+//! Standard input and output as ends of a copy. Data that was read is not read again, and data that was
+//! written stays, so that only the rest of a file is transferred over a connection that replaces another.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -15,7 +15,7 @@ use crate::wire::proto::v1::{
     FromWriter, ToReader, ToWriter, from_reader, from_writer, to_reader, to_writer,
 };
 
-/// How far a stream was read, or written.
+/// Position of a standard stream, and the digest of its content so far.
 #[derive(Clone, Default)]
 pub struct Progress(Arc<Mutex<(u64, Digest)>>);
 
@@ -27,7 +27,7 @@ fn a_file() -> FileEntry {
     FileEntry { kind: FileKind::Regular.into(), mode: 0o644, ..FileEntry::default() }
 }
 
-/// Reads standard input.
+/// Reads standard input as the reading end of a copy.
 pub fn read(progress: &Progress, mut asked: mpsc::Receiver<ToReader>, tell: &mpsc::Sender<FromReader>) {
     let say = |answer| tell.blocking_send(FromReader { answer: Some(answer) }).is_ok();
     while let Some(request) = asked.blocking_recv() {
@@ -97,7 +97,7 @@ fn content(state: &mut (u64, Digest), say: &dyn Fn(from_reader::Answer) -> bool)
     }
 }
 
-/// Writes standard output.
+/// Writes standard output as the writing end of a copy.
 pub fn write(progress: &Progress, mut asked: mpsc::Receiver<ToWriter>, tell: &mpsc::Sender<FromWriter>) {
     use to_writer::Request;
 

@@ -1,4 +1,4 @@
-//! What of a copy outlives its connections.
+//! State of a copy that outlives its connections.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,42 +9,42 @@ use super::standard;
 use crate::copies::Digest;
 use crate::wire::proto::v1::{FileEntry, FileFailed};
 
-/// It.
+/// State of a copy.
 #[allow(clippy::struct_excessive_bools, reason = "what has happened so far, in any order")]
 pub struct State {
-    /// Names the copy to the end that writes: the same whenever the same is typed.
+    /// Identifier of the copy for the writing end: the same whenever the same command is typed.
     pub id: String,
-    /// Both ends were open once.
+    /// True if both ends were open before.
     pub was_begun: bool,
-    /// A connection was lost.
+    /// True if a connection was lost.
     pub was_lost: bool,
-    /// Something was written that the same command would go on with.
+    /// True if something was written that a repetition of the command would continue.
     pub can_go_on: bool,
-    /// The destination is what is copied, and not a directory into which it is copied.
+    /// True if the destination is the copy itself, and not a directory that receives it.
     pub is_entry: bool,
-    /// Counts what was done.
+    /// Counter of completed steps, which shows progress.
     pub steps: u64,
-    /// What was copied, and is there as far as is known: what the writing end said of it.
+    /// Files that were copied and presumably still exist, as the writing end has reported them.
     pub done: HashMap<Vec<u8>, FileEntry>,
-    /// Directories that were made.
+    /// Directories that were created.
     pub made: BTreeSet<Vec<u8>>,
-    /// The file that is being given its name, with the SHA-256 of its content.
+    /// Path and SHA-256 of the file that is just being renamed to its final name.
     pub finishing: Option<(Vec<u8>, Vec<u8>)>,
     failed: BTreeSet<Vec<u8>>,
-    /// How far it has come.
+    /// Display of the progress.
     pub progress: Progress,
-    /// Files that were copied.
+    /// Number of files that were copied.
     pub files: u64,
-    /// Bytes that were copied.
+    /// Number of bytes that were copied.
     pub bytes: u64,
-    /// How far standard input was read.
+    /// Position in standard input.
     pub standard_input: standard::Progress,
-    /// How far standard output was written.
+    /// Position in standard output.
     pub standard_output: standard::Progress,
 }
 
 impl State {
-    /// Nothing was done.
+    /// Returns the state before anything was copied.
     pub fn new(job: &Job, source: &Place) -> Self {
         let wants = !job.options.no_progress && !job.options.quiet && job.destination != Place::Standard;
         Self {
@@ -66,7 +66,7 @@ impl State {
         }
     }
 
-    /// Something was copied.
+    /// Records that a file was copied.
     pub fn is_done(&mut self, target: &[u8], entry: Option<FileEntry>, bytes: u64) {
         self.steps += 1;
         self.finishing = None;
@@ -79,7 +79,7 @@ impl State {
         }
     }
 
-    /// Something cannot be copied; a person is told.
+    /// Records that a file cannot be copied, and shows a message.
     pub fn fails(&mut self, target: &[u8], source: &[u8], failed: &FileFailed) {
         self.steps += 1;
         if self.failed.insert(target.to_vec()) {
@@ -92,17 +92,17 @@ impl State {
         }
     }
 
-    /// Whether that was so.
+    /// Returns whether a file was recorded as failed.
     pub fn has_failed(&self, target: &[u8]) -> bool {
         self.failed.contains(target)
     }
 
-    /// How much has failed.
+    /// Returns the number of failures.
     pub fn failures(&self) -> u64 {
         self.failed.len() as u64
     }
 
-    /// Tells a person something.
+    /// Shows a message to the user.
     #[allow(clippy::print_stderr, reason = "errors of a command line tool")]
     pub fn say(&mut self, words: &str) {
         self.progress.clear();
@@ -110,13 +110,13 @@ impl State {
     }
 }
 
-/// The identifier of a copy from here to there.
+/// Returns the identifier of a copy from a source to a destination.
 fn id(source: &Place, destination: &Place) -> String {
     use std::fmt::Write as _;
 
     let mut digest = Digest::default();
     for place in [source, destination] {
-        // A path here is another one in another directory.
+        // A relative path means something else in another working directory.
         let mut from = Vec::new();
         if let Place::Here(path) = place
             && !path.starts_with(b"/")

@@ -1,5 +1,5 @@
-//! Goes through what is to be copied, from the top down, and each directory by itself: files and links first, then the directories in
-//! it, and at last what it has itself.
+//! Walk through what is to be copied, from the top down, directory by directory: first files and links, then
+//! subdirectories, and finally the attributes of the directory itself.
 
 use super::ends::{Reading, Writing, unexpected};
 use super::file::{self, One};
@@ -14,19 +14,19 @@ use crate::wire::proto::v1::{
     to_reader, to_writer,
 };
 
-/// A directory that is gone through.
+/// Directory that is being copied.
 struct Directory {
     source: Vec<u8>,
     target: Vec<u8>,
     entry: FileEntry,
-    /// What is in it and comes next, the last one first.
+    /// Remaining entries in reverse order; the next one is the last.
     rest: Vec<FileEntry>,
 }
 
-/// Copies everything that is not there yet.
+/// Copies everything that is not in place yet.
 ///
 /// # Errors
-/// If an end breaks, or nothing can be copied.
+/// Fails if an end breaks, or nothing can be copied.
 pub async fn copy(
     from: &mut Reading,
     to: &mut Writing,
@@ -62,7 +62,7 @@ pub async fn copy(
     };
     if is_directory {
         pass.is_into_itself = source.vm() == job.destination.vm();
-        // What is in it goes into what was opened, or into a directory that is still to be made.
+        // The content goes into the directory that was opened, or into one that is yet to be created.
         let opened = place.entry.as_ref().filter(|_| target.is_empty()).map(identity);
         pass.made_by_itself = opened.filter(|_| pass.is_into_itself);
         pass.tree(target, entry).await?;
@@ -77,17 +77,17 @@ fn identity(entry: &FileEntry) -> (u64, u64) {
     (entry.device, entry.inode)
 }
 
-/// The umask of this process.
+/// Returns the umask of this process.
 fn own_mask() -> u32 {
     use nix::sys::stat::{Mode, umask};
 
-    // There is no other way to learn it.
+    // umask(2) returns the mask only while it sets another one.
     let mask = umask(Mode::from_bits_truncate(0o077));
     umask(mask);
     mask.bits() as u32 & 0o777
 }
 
-/// Where it goes, below what the writing end has opened.
+/// Returns the target below the directory that the writing end has opened.
 fn target(
     opened: &FilesOpened,
     place: &FilesOpened,
@@ -114,12 +114,12 @@ fn target(
         let words = format!("{} is a directory; name the file in it", destination.words());
         return Err(Trouble::fatal(words));
     }
-    // Of "." and "/" what is in it is copied.
+    // For "." and "/" the content of the directory is copied.
     Ok(name.to_vec())
 }
 
 impl Pass<'_> {
-    /// A directory, and all in it.
+    /// Copies a directory with all of its content.
     async fn tree(&mut self, target: Vec<u8>, entry: FileEntry) -> Result<(), Trouble> {
         if self.is_made_by_itself(&entry) {
             return Err(Trouble::fatal("a directory cannot be copied into itself"));
@@ -154,7 +154,7 @@ impl Pass<'_> {
         self.state.fails(target, source, &failed);
     }
 
-    /// Makes a directory, and finds out what is to go into it; nothing, if that fails.
+    /// Creates a directory, and determines its entries to copy; `None` if that fails.
     async fn enter(
         &mut self,
         source: Vec<u8>,
@@ -179,7 +179,7 @@ impl Pass<'_> {
         }
         let listed = self.list(&source).await;
         let Some(mut rest) = self.or_fails(listed, &source, &target)? else { return Ok(None) };
-        // What a guest says is no path until it was looked at.
+        // Names from a guest have to be checked before they are used in paths.
         rest.retain(|entry| {
             let is_name = paths::is_name(&entry.name);
             if !is_name {
@@ -211,7 +211,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Everything is in a directory.
+    /// Completes a directory after all of its entries were copied.
     async fn leave(&mut self, directory: &Directory) -> Result<(), Trouble> {
         let Directory { source, target, entry, .. } = directory;
         let options = self.job.options;
@@ -228,7 +228,7 @@ impl Pass<'_> {
         self.or_fails(ended, source, target).map(drop)
     }
 
-    /// One thing that is no directory.
+    /// Copies something that is not a directory.
     async fn one(&mut self, source: &[u8], target: Vec<u8>, entry: &FileEntry) -> Result<(), Trouble> {
         if self.state.has_failed(&target) {
             return Ok(());
@@ -251,7 +251,7 @@ impl Pass<'_> {
             target: entry.link_target.clone(),
             owner: (options.preserve && self.sets_owners).then(|| owner_of(entry)),
             modified: entry.modified.filter(|_| options.preserve),
-            // The one of an earlier pass is ours.
+            // A file from an earlier pass belongs to this copy, and may be replaced.
             replace: !options.keep || self.state.done.contains_key(target),
         };
         let done = self.to.done(to_writer::Request::MakeSymlink(wanted)).await?;
@@ -259,7 +259,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// What was done; nothing, if that failed, which is told.
+    /// Returns the result; `None` after a failure, which is recorded and shown.
     fn or_fails<T>(
         &mut self,
         done: Result<T, Trouble>,

@@ -1,4 +1,4 @@
-//! Why something is not copied.
+//! Reasons why something is not copied.
 
 use tonic::{Code, Status};
 
@@ -8,43 +8,43 @@ use crate::ctl::outage;
 use crate::wire::exec::SAID_BY_GUEST;
 use crate::wire::proto::v1::FileFailed;
 
-/// Why.
+/// Reasons why something is not copied, by their extent.
 #[derive(Debug)]
 pub enum Trouble {
-    /// One thing; others may go on.
+    /// One file failed; others may continue.
     Failed(FileFailed),
-    /// The connection, which may come back.
+    /// The connection was lost, and may come back.
     Lost(Error),
-    /// It was refused with an error that is final, unless the host half has only just started.
+    /// A request was refused with a final error, unless the host half has only just started.
     Refused(Error),
-    /// Everything.
+    /// The whole copy failed.
     Fatal(Error),
-    /// Both ends are to be opened anew, to leave what is under way.
+    /// Both ends have to be opened again, to abandon what is under way.
     Again,
 }
 
 impl Trouble {
-    /// Nothing more comes from an end.
+    /// Returns the error for an end that sends no more answers.
     pub fn closed() -> Self {
         Self::Lost(Error::Closed)
     }
 
-    /// Everything fails, with these words.
+    /// Returns the error that ends the whole copy, with this message.
     pub fn fatal(words: impl Into<String>) -> Self {
         Self::Fatal(Error::Program(words.into()))
     }
 
-    /// A connection could not be made.
+    /// Returns the error for a connection that could not be made.
     pub fn of_dial(error: Error) -> Self {
         match error {
-            // It is bound before it is opened to others.
+            // The socket is bound before its mode gives others access, so this may be temporary.
             error @ Error::Forbidden(_) => Self::Refused(error),
             Error::Cluster(error) if !error.may_pass() => Self::Refused(error.into()),
             error => Self::Lost(error),
         }
     }
 
-    /// A call was refused, or has ended, of the guest of a VM of this name.
+    /// Returns the error for a call that was refused or has ended, for the guest of a VM of this name.
     pub fn of_call(status: Status, name: &str, door: &Door) -> Self {
         if std::error::Error::source(&status).is_some() {
             return Self::Lost(Error::Closed);
@@ -54,7 +54,7 @@ impl Trouble {
             return Self::Lost(Error::Call(status));
         }
         if by_guest {
-            // An agent without this service does not say what is to be done.
+            // An agent without this service does not report what to do about it.
             let is_old = status.code() == Code::Unimplemented;
             let words = || {
                 format!(

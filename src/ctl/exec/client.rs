@@ -1,4 +1,4 @@
-//! One program and its client, over as many connections as it takes.
+//! Client of one program, over as many connections as necessary.
 //!
 //! ```text
 //! start ──▶ open ──ended──▶ outputs written ──▶ forget ──▶ exit code
@@ -6,8 +6,8 @@
 //!             └──▶ dial, attach ─────┘ (not for longer than the program waits)
 //! ```
 //!
-//! Input that is read while no connection is attached goes to the replay, from which it is sent once the program has said how
-//! much it has taken: what comes next then has no gap before it.
+//! Input that is read while no connection is attached goes to the replay. It is sent once the program has
+//! reported how much it has taken, so that later input follows without a gap.
 
 mod this_end;
 
@@ -38,68 +38,70 @@ use this_end::{next_part, until};
 /// Exit codes: guestctl or the guest has failed; the program was lost.
 pub const FAILED: u8 = 125;
 pub const LOST: u8 = 255;
-/// How long it is tried to connect again, whatever the program does meanwhile.
+/// Longest time for which reconnecting is tried, whatever the program does meanwhile.
 const LONGEST: Duration = Duration::from_secs(600);
-/// How long a client of a program of which it does not know how long it waits tries it.
+/// Time for which reconnecting is tried if it is not known how long the program waits for a client.
 const USUAL: Duration = Duration::from_secs(25);
-/// How long guestlet-host may take to begin: longer than it waits for an agent.
+/// Timeout for guestlet-host to begin: longer than that of guestlet-host for an agent.
 const OPENING: Duration = Duration::from_secs(90);
-/// How long the last answer may take.
+/// Time for the last answer to arrive.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Bytes that wait to be written here: beyond that no more is taken, whatever a guest keeps for this client.
+/// Limit of the bytes that wait to be written here. No further output is accepted beyond it, however much a
+/// guest keeps for this client.
 const MAX_WAITING: u64 = 1 << 20;
 const SIGPIPE: u32 = 13;
 
-/// The client.
+/// Client of a program that reconnects after a lost connection.
 #[allow(clippy::struct_excessive_bools, reason = "what has happened so far, in any order")]
 pub struct Client {
     door: Door,
     name: String,
     id: String,
-    /// What is asked for first, until it was.
+    /// Request to start the program, until it has started.
     start: Option<StartProgram>,
-    /// It may have been asked for.
+    /// True if the request may have been sent.
     was_sent: bool,
-    /// A connection was lost since then.
+    /// True if a connection was lost since then.
     was_lost: bool,
-    /// How long there has been no connection.
+    /// Time without a connection.
     outage: Outage,
     started: Option<ProgramStarted>,
-    /// The connection that there is has the program, and has sent it all input that was lost with others.
+    /// True if the present connection is attached to the program, and has repeated all input that was lost with
+    /// earlier ones.
     is_attached: bool,
-    /// Signals for the program that are said as soon as it is attached.
+    /// Signals to be sent to the program as soon as it is attached.
     signals: Vec<u32>,
-    /// The numbers of the bytes that come next, as far as is known.
+    /// Numbers of the next bytes of both streams, as far as they are known.
     expected: [Option<u64>; 2],
     written: [u64; 2],
     input: Option<(Replay, Parts)>,
-    /// The attachments to the program from which its newest input may have come, if others have not sent any since.
+    /// Attachments from which the newest input may have come, if no other client has sent any since.
     attachments: [Option<u64>; 2],
     raw: Option<Changed>,
     ended: Option<ProgramEnded>,
     has_no_reader: bool,
     detach: bool,
-    /// Standard input is for the program.
+    /// True if standard input is for the program.
     wants_input: bool,
-    /// Only a program with a terminal will do.
+    /// True if the program must have a terminal.
     wants_terminal: bool,
 }
 
-/// What is read from standard input.
+/// Parts read from standard input.
 type Parts = mpsc::Receiver<io::Result<Vec<u8>>>;
 
-/// How a connection is over, unless with an error that ends everything.
+/// Reasons why a connection has ended, apart from errors that end the client.
 enum Over {
-    /// All is done.
+    /// The program has ended, or the client has detached.
     Done,
-    /// It was lost, or refused for now: another one may go on.
+    /// The connection was lost, or refused for now: another one may continue.
     Lost(String),
-    /// Refused with an error, unless the host half has only just started.
+    /// The connection was refused with an error, unless the host half has only just started.
     Early(Error),
 }
 
 impl Client {
-    /// Of a program that is to be started.
+    /// Creates a client that starts a program.
     pub fn start(door: Door, name: String, start: StartProgram, wait: Duration) -> Self {
         let patience = wait.min(LONGEST).mul_f64(0.8);
         let expected = [Some(0), Some(0)];
@@ -112,7 +114,8 @@ impl Client {
         }
     }
 
-    /// Of a program that runs, which is to get standard input, and has to have a terminal, if that is wanted.
+    /// Creates a client that attaches to a running program. It may be required that the program receives standard
+    /// input, and that it has a terminal.
     pub fn attach(door: Door, name: String, id: String, wants_input: bool, wants_terminal: bool) -> Self {
         Self {
             door,
@@ -138,17 +141,17 @@ impl Client {
         }
     }
 
-    /// Until the program has ended, or only until it has started if it is to be `detached`.
+    /// Runs until the program has ended or, if it is to be `detached`, until it has started.
     ///
     /// # Errors
-    /// [`Error::Ended`] with what it exited with, unless that is 0.
+    /// [`Error::Ended`] with the exit code of the program, unless that is 0.
     pub async fn run(mut self, printer: &mut Printer, detach: bool) -> Result<(), Error> {
         self.detach = detach;
         let failed = |error| Error::Read("standard input".to_owned(), error);
         let mut outputs = Outputs::start().map_err(failed)?;
         let mut signals = local::signals().map_err(failed)?;
         let done = self.until_done(&mut outputs, &mut signals).await;
-        // Before anything is said: the terminal is as it was.
+        // The terminal is restored before any message.
         self.raw = None;
         done?;
         if self.detach {
@@ -168,7 +171,7 @@ impl Client {
         if code == 0 { Ok(()) } else { Err(Error::Ended(code)) }
     }
 
-    /// As many connections as it takes.
+    /// Makes as many connections as necessary.
     async fn until_done(&mut self, outputs: &mut Outputs, signals: &mut Signals) -> Result<(), Error> {
         loop {
             let over = self.connect(outputs, signals).await;
@@ -193,13 +196,13 @@ impl Client {
         }
     }
 
-    /// One connection.
+    /// Makes one connection, and uses it until it ends.
     async fn connect(&mut self, outputs: &mut Outputs, signals: &mut Signals) -> Result<Over, Error> {
         let door = self.door.clone();
         let line = match self.unless_interrupted(signals, door.dial()).await? {
             Ok(line) => line,
             Err(error) if !self.was_sent => return Err(error),
-            // It is bound before it is opened to others.
+            // The socket is bound before its mode gives others access, so this may be temporary.
             Err(error @ Error::Forbidden(_)) => return Ok(Over::Early(error)),
             Err(Error::Cluster(error)) if !error.may_pass() => return Ok(Over::Early(error.into())),
             Err(error) => return Ok(Over::Lost(error.to_string())),
@@ -218,7 +221,7 @@ impl Client {
     ) -> Result<Over, Error> {
         let (requests, all) = mpsc::unbounded_channel();
         let say = |message| {
-            // Whether it arrives is seen by what is answered.
+            // A lost message shows in the answers.
             let _ = requests.send(ToProgram { message: Some(message) });
         };
         say(self.opening());
@@ -254,7 +257,7 @@ impl Client {
         }
     }
 
-    /// What is said first.
+    /// Returns the first message of a connection.
     fn opening(&self) -> Message {
         match &self.start {
             Some(start) if !self.was_sent => Message::Start(start.clone()),
@@ -273,7 +276,8 @@ impl Client {
         }
         let by_guest = status.metadata().contains_key(SAID_BY_GUEST);
         let words = status.message().to_owned();
-        // A host half that has just started has no session yet; an agent that stops, or has too much to do, says so.
+        // A host half that has just started has no session yet. An agent that is stopping or overloaded refuses
+        // temporarily, too.
         let is_again = self.started.is_some() || self.was_lost;
         if is_again && outage::may_pass(status.code(), by_guest) {
             return Ok(Over::Lost(words));
@@ -302,7 +306,7 @@ impl Client {
         })
     }
 
-    /// Something came from the program; whether nothing else is wanted of it.
+    /// Handles a message of the program; returns whether this was the last one that is needed.
     async fn take(
         &mut self,
         answer: FromProgram,
@@ -332,13 +336,13 @@ impl Client {
         Ok(false)
     }
 
-    /// The program runs, and this connection is attached to it.
+    /// Handles the start of the program, or the attachment to it.
     fn begin(&mut self, started: ProgramStarted, say: &impl Fn(Message)) -> Result<(), Error> {
         if self.started.is_none() {
             if self.wants_terminal && !started.has_terminal {
                 return Err(self.unfit("it has no terminal", "-t"));
             }
-            // Keys that nobody reads need not be passed on one by one: Ctrl-C comes as a signal then.
+            // Keys that the program does not read need not be passed on one by one. Ctrl-C then arrives as a signal.
             if self.wants_input {
                 let replay = self.replay(&started)?;
                 if started.has_terminal {
@@ -382,7 +386,8 @@ impl Client {
         Ok(())
     }
 
-    /// What is read here comes after what others have sent, which the program may not have taken yet.
+    /// Prepares the input of this client. It follows what others have sent, which the program may not have taken
+    /// yet.
     fn replay(&self, started: &ProgramStarted) -> Result<Replay, Error> {
         if !started.has_input {
             return Err(self.unfit("it has no input", "-i"));
@@ -391,7 +396,7 @@ impl Client {
             return Err(self.unfit("its input has already been closed", "-i"));
         }
         let received = match started.input_received {
-            // Nobody but this client has sent any.
+            // Only this client can have sent any input.
             None if self.start.is_some() => Some(started.input_taken),
             received => received,
         };
@@ -402,7 +407,7 @@ impl Client {
         Ok(Replay::from(started.input_taken, received))
     }
 
-    /// What was read here has no place after what others have sent.
+    /// Returns the error for input that cannot be sent, because others have sent input in the meantime.
     fn input_of_others(&self) -> Error {
         let (id, name) = (&self.id, &self.name);
         let words = format!(
@@ -412,7 +417,7 @@ impl Client {
         Error::NotRun(words, LOST)
     }
 
-    /// A program is not one that this option is for.
+    /// Returns the error for a program that does not support this option.
     fn unfit(&self, why: &str, option: &str) -> Error {
         let (id, name) = (&self.id, &self.name);
         Error::Program(format!(
@@ -423,7 +428,7 @@ impl Client {
     fn output(&mut self, which: usize, data: ProgramData, outputs: &Outputs) {
         let ProgramData { offset, data } = data;
         let expected = *self.expected[which].get_or_insert_with(|| {
-            // Whoever attaches begins with the oldest byte that is kept.
+            // A new attachment begins with the oldest byte that is kept.
             self.written[which] = offset;
             offset
         });
@@ -438,7 +443,7 @@ impl Client {
         }
     }
 
-    /// Bytes that were taken and not written yet.
+    /// Returns the number of bytes that were received but not written yet.
     fn waiting(&self) -> u64 {
         let waits = |which: usize| self.expected[which].unwrap_or(0).saturating_sub(self.written[which]);
         waits(0).saturating_add(waits(1))

@@ -10,7 +10,7 @@ use crate::ctl::{Error, words};
 use crate::text;
 use crate::wire::proto::v1::{ListProgramsRequest, Program, program_ended::How};
 
-/// What programs read of one. Keys are part of the interface: add, never change.
+/// Program in the list, for programs that read it. Keys are part of the interface: add, never change.
 #[derive(Debug, Serialize)]
 struct Value {
     id: String,
@@ -25,10 +25,10 @@ struct Value {
     exit_code: Option<u8>,
 }
 
-/// Lists them.
+/// Lists the programs.
 ///
 /// # Errors
-/// If the guest cannot be asked, or standard output cannot be written.
+/// Fails if the guest cannot be reached, or standard output cannot be written.
 pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let mut call = daemon.exec();
     let programs =

@@ -1,4 +1,5 @@
-//! This end of a program: standard streams, each with a thread of its own, as they may block; signals; and the terminal.
+//! Local end of a program: standard streams, each with a thread of its own, because they may block; signals;
+//! and the terminal.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
@@ -13,10 +14,10 @@ use crate::ctl::standard::{may_try_again, stream, write};
 use crate::sys::terminal::{self, Changed};
 use crate::wire::proto::v1::TerminalSize;
 
-/// Bytes read at once: as many as one message to a console may have.
+/// Bytes that are read at once: as many as one message to a console may have.
 pub const PART: usize = 16 << 10;
 
-/// The size of the terminal at this end, if there is one.
+/// Returns the size of the terminal at one of the standard streams, if there is one.
 pub fn size() -> Option<TerminalSize> {
     let (input, output, errors) = (io::stdin(), io::stdout(), io::stderr());
     let all = [input.as_fd(), output.as_fd(), errors.as_fd()];
@@ -24,31 +25,31 @@ pub fn size() -> Option<TerminalSize> {
     Some(TerminalSize { rows: size.rows.into(), columns: size.columns.into() })
 }
 
-/// Random bytes of the kernel.
+/// Fills a buffer with random bytes from the kernel.
 ///
 /// # Errors
-/// If it gives none.
+/// Fails if the kernel returns none.
 pub fn random(bytes: &mut [u8]) -> io::Result<()> {
     File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// Has the terminal at standard input pass on each key, if there is one.
+/// Makes the terminal at standard input pass on each key, if there is a terminal.
 ///
 /// # Errors
-/// If it does not.
+/// Fails if its settings cannot be changed.
 pub fn raw() -> io::Result<Option<Changed>> {
     let input = io::stdin();
     if input.is_terminal() { Changed::raw(input.as_fd()).map(Some) } else { Ok(None) }
 }
 
-/// Says something to the person at this end, whatever mode the terminal is in.
+/// Shows a message to the user, whatever mode the terminal is in.
 pub fn say(words: &str, is_raw: bool) {
     let line = format!("guestctl: {words}{}", if is_raw { "\r\n" } else { "\n" });
-    // There is nobody else to tell.
+    // A failure cannot be reported anywhere.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// What is read from standard input, part by part; an empty one is the end, and after an error comes nothing.
+/// Reads standard input part by part. An empty part marks the end, and nothing follows an error.
 pub fn input() -> io::Result<mpsc::Receiver<io::Result<Vec<u8>>>> {
     let (parts, receiver) = mpsc::channel(1);
     let mut input = stream(io::stdin())?;
@@ -71,39 +72,39 @@ pub fn input() -> io::Result<mpsc::Receiver<io::Result<Vec<u8>>>> {
     Ok(receiver)
 }
 
-/// What has become of bytes that were to be written.
+/// Result of writing.
 #[derive(Debug)]
 pub enum Written {
-    /// To this stream, all before this number were.
+    /// All bytes before this number were written to this stream.
     Up(usize, u64),
-    /// The reader of a stream is gone: what else is for it is thrown away.
+    /// The reader of a stream has closed it. Further bytes for it are discarded.
     NoReader,
-    /// To this stream no more can be written.
+    /// Writing to this stream failed. Nothing more can be written to it.
     Failed(usize, io::Error),
 }
 
-/// Standard output and error.
+/// Threads that write standard output and error.
 #[derive(Debug)]
 pub struct Outputs {
     queues: [blocking::Sender<(u64, Vec<u8>)>; 2],
-    /// What was written.
+    /// Results of writing.
     pub written: mpsc::UnboundedReceiver<Written>,
 }
 
 impl Outputs {
-    /// Starts writing.
+    /// Starts the threads that write.
     ///
     /// # Errors
-    /// If there are no threads, or no more files can be open.
+    /// Fails if a thread cannot be started, or too many files are open.
     pub fn start() -> io::Result<Self> {
         let (done, written) = mpsc::unbounded_channel();
         let errors = queue("errors", 1, stream(io::stderr())?, done.clone())?;
         Ok(Self { queues: [queue("output", 0, stream(io::stdout())?, done)?, errors], written })
     }
 
-    /// Has bytes written, of which the first has this number.
+    /// Queues bytes to be written to a stream. `offset` is the number of the first one.
     pub fn write(&self, which: usize, offset: u64, bytes: Vec<u8>) {
-        // The thread lives as long as this, or has told why not.
+        // The thread ends only with this value, or after it has reported why.
         let _ = self.queues[which].send((offset, bytes));
     }
 }
@@ -141,22 +142,22 @@ fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
-/// What a signal of this process means to the program.
+/// Meaning of a signal of this process for the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
-    /// It is to get this one.
+    /// Signal to be sent to the program.
     Signal(u32),
-    /// The terminal has another size.
+    /// The size of the terminal has changed.
     Resized,
 }
 
-/// Signals that are passed on.
+/// Signals that are passed on to the program.
 pub type Signals = signals::Signals<Heard>;
 
-/// Those are heard from now on, and do not end this process.
+/// Handles these signals from now on; they no longer end this process.
 ///
 /// # Errors
-/// If they cannot be.
+/// Fails if the handlers cannot be installed.
 pub fn signals() -> io::Result<Signals> {
     let kinds = [
         SignalKind::hangup(),

@@ -6,8 +6,8 @@
 //! local terminal ─▶ ┘    │ lost: dial again, attach      └──▶ exit code
 //! ```
 //!
-//! `client` holds what outlives a connection, `ctl::outage` says how long that may be missed, `local` is this end: its terminal, its
-//! signals and its standard streams.
+//! `client` holds what outlives a connection, `ctl::outage` decides how long there may be none, and `local`
+//! is the local end: terminal, signals and standard streams.
 
 mod client;
 mod list;
@@ -27,9 +27,9 @@ use crate::wire::proto::v1::{
     TerminalSize,
 };
 
-/// Bytes of arguments and variables.
+/// Limit of the bytes of arguments and variables.
 const MAX_ARGUMENTS: usize = 256 << 10;
-/// TERM where nobody says.
+/// TERM if the environment does not set it.
 const USUAL_TERMINAL: &str = "xterm";
 
 /// What becomes of a program whose client is gone.
@@ -41,63 +41,63 @@ pub enum Disconnect {
     Keep,
 }
 
-/// A program to run.
+/// Program to run.
 #[derive(Debug, Clone)]
 #[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub struct Run {
-    /// The program and its arguments.
+    /// Path or name of the program, and its arguments.
     pub command: Vec<OsString>,
-    /// As whom; root if nothing is said.
+    /// User that runs it; `None` for root.
     pub user: Option<String>,
-    /// Variables, as `NAME=VALUE`.
+    /// Environment variables, as `NAME=VALUE`.
     pub environment: Vec<OsString>,
-    /// Where it starts.
+    /// Working directory.
     pub directory: Option<OsString>,
-    /// It runs in a session that PAM opens; without a command that has the login shell.
+    /// True to run it in a session opened by PAM; without a command, the session runs the login shell.
     pub is_login: bool,
-    /// It has a terminal.
+    /// True to give it a terminal.
     pub has_terminal: bool,
-    /// It reads standard input.
+    /// True to connect its standard input.
     pub has_input: bool,
-    /// For how long it may run.
+    /// Time limit of the program.
     pub limit: Option<Duration>,
-    /// It goes on without a client.
+    /// True to leave it running without a client.
     pub detach: bool,
-    /// What becomes of it when its client is gone.
+    /// Fate of the program when its client has disconnected.
     pub on_disconnect: Option<Disconnect>,
-    /// How long it may wait for one.
+    /// Time for which it waits for a client.
     pub wait: Option<Duration>,
 }
 
-/// What to do.
+/// Operation on programs.
 #[derive(Debug, Clone)]
 pub enum Action {
     /// Run a program.
     Run(Box<Run>),
-    /// Go on with one.
+    /// Attach to a program.
     Attach {
-        /// Its identifier.
+        /// Identifier of the program.
         id: String,
-        /// It reads standard input.
+        /// True to send it standard input.
         has_input: bool,
-        /// It has to have a terminal.
+        /// True to require that it has a terminal.
         has_terminal: bool,
     },
-    /// List them.
+    /// List the programs.
     List,
-    /// Signal or end one.
+    /// Send a signal to a program, or end it.
     Kill {
-        /// Its identifier.
+        /// Identifier of the program.
         id: String,
-        /// The number of the signal; 0 ends it.
+        /// Number of the signal; 0 ends the program.
         signal: u32,
     },
 }
 
-/// Does it with the daemon behind this door, to which it connects again as often as it has to.
+/// Carries out an operation with the daemon behind this door, which is connected again as often as necessary.
 ///
 /// # Errors
-/// If it cannot be done; [`Error::Ended`] with what the program exited with.
+/// Fails if the operation fails; with [`Error::Ended`] and the exit code of the program.
 pub async fn run(door: &Door, printer: &mut Printer, name: String, action: Action) -> Result<(), Error> {
     match action {
         Action::Run(run) => {
@@ -122,7 +122,7 @@ pub async fn run(door: &Door, printer: &mut Printer, name: String, action: Actio
     }
 }
 
-/// The request for a program.
+/// Builds the request that starts a program.
 fn start(name: &str, run: Run) -> Result<StartProgram, Error> {
     let mut environment = Vec::new();
     for variable in run.environment {
@@ -155,7 +155,7 @@ fn start(name: &str, run: Run) -> Result<StartProgram, Error> {
         kind: kind.unwrap_or_else(|| USUAL_TERMINAL.to_owned()),
         size: Some(local::size().unwrap_or(TerminalSize { rows: 24, columns: 80 })),
     });
-    // Where an older agent, or host half, finds nothing to run.
+    // The arguments stay empty, so that an older agent or host half, which ignores `login`, refuses the request.
     let (arguments, login) =
         if run.is_login { (Vec::new(), Some(ProgramLogin { arguments })) } else { (arguments, None) };
     Ok(StartProgram {
@@ -174,7 +174,7 @@ fn start(name: &str, run: Run) -> Result<StartProgram, Error> {
     })
 }
 
-/// A new identifier.
+/// Returns a new identifier.
 fn identifier() -> Result<String, Error> {
     use std::fmt::Write as _;
 
@@ -188,7 +188,8 @@ fn identifier() -> Result<String, Error> {
     Ok(text)
 }
 
-/// What this process exits with when the program has ended so, and what is to be said.
+/// Returns the exit code of this process for the end of a program, and a message if there is something to
+/// explain.
 fn exit_code(ended: &v1::ProgramEnded) -> (u8, Option<String>) {
     use v1::program_ended::How;
 

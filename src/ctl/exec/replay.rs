@@ -1,52 +1,54 @@
-//! Input that a program has not taken yet: it is sent again when a connection breaks. Pure.
+//! Input that a program has not taken yet, which is sent again when a connection breaks. Pure.
 
 use std::collections::VecDeque;
 
-/// Bytes beyond those that the program has taken.
+/// Limit of the bytes beyond those that the program has taken.
 pub const WINDOW: usize = 256 * 1024;
 
-/// What was read here, from what the program has taken on.
+/// Input read here, from the first byte that the program has not taken yet.
 #[derive(Debug, Default)]
 pub struct Replay {
-    /// Bytes that the program has taken.
+    /// Number of bytes that the program has taken.
     taken: u64,
-    /// The number of the first byte that is kept: `taken`, unless others have sent some that the program has not taken yet.
+    /// Number of the first byte that is kept: `taken`, unless others have sent some that the program has not
+    /// taken yet.
     start: u64,
     bytes: VecDeque<u8>,
     has_ended: bool,
 }
 
 impl Replay {
-    /// Of a program for which so much has arrived already, from others, and which has taken so much of it.
+    /// Starts after input that others have sent: `received` bytes of it have arrived, and the program has taken
+    /// `taken` of them.
     pub fn from(taken: u64, received: u64) -> Self {
         Self { taken, start: received.max(taken), ..Self::default() }
     }
 
-    /// How much more may be read now.
+    /// Returns how many more bytes may be read now.
     pub fn room(&self) -> usize {
         let waiting = usize::try_from(self.end() - self.taken).unwrap_or(usize::MAX);
         if self.has_ended { 0 } else { WINDOW.saturating_sub(waiting) }
     }
 
-    /// This was read; its number.
+    /// Adds input that was read; returns the number of its first byte.
     pub fn read(&mut self, bytes: &[u8]) -> u64 {
         let offset = self.end();
         self.bytes.extend(bytes);
         offset
     }
 
-    /// Nothing more comes; how much there was.
+    /// Marks the end of the input; returns its total length.
     pub fn ended(&mut self) -> u64 {
         self.has_ended = true;
         self.end()
     }
 
-    /// Whether nothing more comes.
+    /// Returns whether the input has ended.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// The program has taken so much. What was not sent cannot have been taken.
+    /// Records how many bytes the program has taken. The count is limited to the input that was read.
     pub fn taken(&mut self, count: u64) {
         let count = count.clamp(self.taken, self.end());
         let gone = usize::try_from(count.saturating_sub(self.start)).unwrap_or(usize::MAX);
@@ -58,7 +60,8 @@ impl Replay {
         }
     }
 
-    /// What is to be sent on a new connection: bytes with their number, and where it ends, if it does.
+    /// Returns what has to be sent on a new connection: the number of the first byte, the bytes, and the total
+    /// length if the input has ended.
     pub fn again(&self) -> (u64, Vec<u8>, Option<u64>) {
         let bytes = self.bytes.iter().copied().collect();
         (self.start, bytes, self.has_ended.then(|| self.end()))

@@ -1,4 +1,4 @@
-//! One call of `guestlet.v1.Forward`, and the connections that it carries.
+//! Call of `guestlet.v1.Forward`, and the connections that it carries.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -22,20 +22,21 @@ use crate::wire::proto::v1::{
     ConnectTarget, ForwardCredit, ForwardData, ForwardReset, FromTarget, OpenForward, ToTarget,
 };
 
-/// Bytes that a client here may be slow to take, of the first connections and of others.
+/// Window of a connection in bytes, which a slow client may leave unread: that of the first connections, and
+/// that of others.
 const WIDE: usize = 256 << 10;
 const WIDE_CONNECTIONS: usize = 64;
-/// How long guestlet-host may take to begin: longer than it waits for an agent.
+/// Timeout for guestlet-host to begin: longer than that of guestlet-host for an agent.
 const OPENING: Duration = Duration::from_secs(60);
-/// How long the end of a call may take, in which what was sent reaches its target.
+/// Timeout for the end of a call, in which sent data reaches its target.
 const FAREWELL: Duration = Duration::from_secs(12);
 
-/// A connection that somebody wants.
+/// Requested connection: the client's socket, and the target.
 pub type Wanted = (Socket, Target);
-/// One that is carried on; its number, and how it ended.
+/// Connection in progress; its result has its number, and how it ended.
 pub type Carried = Pin<Box<dyn Future<Output = (u32, Ended)> + Send>>;
 
-/// What is said to the guest.
+/// Message to the guest.
 enum Saying {
     Open(String),
     Connect(u32, Target),
@@ -61,16 +62,16 @@ impl From<Saying> for ToTarget {
     }
 }
 
-/// Why there is no call, or no longer.
+/// Reasons why there is no call, or no longer.
 pub enum Lost {
-    /// Another one may go on.
+    /// Temporary failure; another call may succeed.
     Passing(String),
-    /// Another one would be refused as well.
+    /// Final failure; another call would be refused as well.
     Final(Error),
 }
 
 impl Lost {
-    /// Where no other one is tried.
+    /// Converts the reason to an error, where no other call is tried.
     pub fn into_error(self) -> Error {
         match self {
             Self::Passing(words) => Error::Program(words),
@@ -79,15 +80,15 @@ impl Lost {
     }
 }
 
-/// What happens to a call.
+/// Event of a call.
 pub enum Event {
-    /// A connection was not made; what it was with, and why.
+    /// A connection was not made; with its target, and the reason.
     Refused(Target, String),
-    /// One has ended.
+    /// A connection has ended.
     Ended(Ended),
 }
 
-/// The call.
+/// Call that carries connections to targets in a guest.
 pub struct Call {
     answers: Streaming<FromTarget>,
     outbox: Outbox<Saying>,
@@ -99,10 +100,10 @@ pub struct Call {
 }
 
 impl Call {
-    /// Opens one, for the VM of this name.
+    /// Opens a call for the VM of this name.
     ///
     /// # Errors
-    /// If it is refused.
+    /// Fails if it is refused.
     pub async fn open(daemon: &Daemon, name: &str) -> Result<Self, Lost> {
         let (outbox, said) = Outbox::new();
         outbox.say(Saying::Open(name.to_owned()));
@@ -122,23 +123,23 @@ impl Call {
         Ok(Self { answers, outbox, waiting, links, running, newest: 0 })
     }
 
-    /// How many connections there are, and are being made.
+    /// Returns the number of connections, including those that are being made.
     pub fn connections(&self) -> usize {
         self.waiting.len() + self.running.len()
     }
 
-    /// Begins a connection.
+    /// Starts a connection to a target.
     pub fn connect(&mut self, (socket, target): Wanted) {
-        // What is beyond all numbers the guest refuses, and another call begins anew.
+        // When the numbers are used up, the guest refuses the connection, and another call starts again.
         self.newest = self.newest.saturating_add(1);
         self.outbox.say(Saying::Connect(self.newest, target.clone()));
         self.waiting.insert(self.newest, (socket, target));
     }
 
-    /// The next thing that happens.
+    /// Waits for the next event.
     ///
     /// # Errors
-    /// If the call has ended.
+    /// Fails if the call has ended.
     pub async fn next(&mut self) -> Result<Event, Lost> {
         loop {
             tokio::select! {
@@ -179,7 +180,7 @@ impl Call {
         Ok(None)
     }
 
-    /// A connection was made.
+    /// Starts to carry a connection that was made.
     fn carry(&mut self, number: u32) {
         let Some((socket, _)) = self.waiting.remove(&number) else { return };
         let link = Arc::new(Link::default());
@@ -201,14 +202,14 @@ impl Call {
         }
     }
 
-    /// Ends it when its connections have ended well: what was sent reaches its targets yet.
+    /// Ends the call after its connections have ended normally, so that sent data still reaches its targets.
     pub async fn farewell(self) {
         let Self { mut answers, .. } = self;
         let rest = async { while let Ok(Some(_)) = answers.message().await {} };
         let _ = tokio::time::timeout(FAREWELL, rest).await;
     }
 
-    /// Breaks its connections: each future ends when its client has got what had come for it.
+    /// Breaks the connections. Each future completes when its client has received what had arrived for it.
     pub fn lose(self) -> FuturesUnordered<Carried> {
         for link in self.links.values() {
             link.reset();
@@ -220,7 +221,7 @@ impl Call {
     }
 }
 
-/// What is said, as messages; places of data are free again when that is sent.
+/// Converts queued messages for the stream. Capacity for data becomes available again as they are sent.
 fn sent(said: mpsc::UnboundedReceiver<Saying>) -> impl tokio_stream::Stream<Item = ToTarget> {
     futures_util::stream::unfold(said, |mut said| async { Some((ToTarget::from(said.recv().await?), said)) })
 }
@@ -229,7 +230,7 @@ fn broken(how: &str) -> Lost {
     Lost::Final(Error::Program(format!("the guest violates the protocol: {how}")))
 }
 
-/// What the end of a call means.
+/// Interprets the status at the end of a call.
 fn refused(status: &Status, name: &str) -> Lost {
     if std::error::Error::source(status).is_some() {
         return Lost::Passing("guestlet-host closed the connection".to_owned());

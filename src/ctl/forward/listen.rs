@@ -1,4 +1,4 @@
-//! Where guestctl listens for what it forwards.
+//! Sockets on which guestctl accepts clients to forward.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,13 +18,13 @@ use crate::transport::unix;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// How long accepting rests when this process, or the system, has no room for another connection.
+/// Pause in accepting when this process, or the system, has no resources for another connection.
 const REST: Duration = Duration::from_millis(500);
 
-/// All of them. Those that are paths are removed when this is dropped, if they are still its own.
+/// All listening sockets. Paths are removed on drop if they still belong to these sockets.
 pub struct Listeners {
     all: Vec<Listener>,
-    /// Where the next client is looked for first, so that none is kept waiting by others.
+    /// Index of the listener that is polled first, so that no listener starves the others.
     next: usize,
     rest: Option<Pin<Box<Sleep>>>,
 }
@@ -40,10 +40,10 @@ enum Bound {
 }
 
 impl Listeners {
-    /// Listens as `specs` say, at `usual` where they name no address.
+    /// Listens as `specs` require, at `usual` where they name no address.
     ///
     /// # Errors
-    /// If one of them cannot be listened at.
+    /// Fails if one of them cannot be bound.
     pub fn bind(specs: Vec<Spec>, usual: IpAddr) -> Result<Self, Error> {
         let all = specs.into_iter().map(|spec| {
             let Some(listen) = spec.listen else {
@@ -65,7 +65,7 @@ impl Listeners {
         Ok(Self { all: all.collect::<Result<_, _>>()?, next: 0, rest: None })
     }
 
-    /// Where it is listened, and for what.
+    /// Returns the addresses of the listeners, with their targets.
     pub fn all(&self) -> impl Iterator<Item = (String, &Target)> {
         self.all.iter().map(|one| {
             let place = match &one.socket {
@@ -76,10 +76,10 @@ impl Listeners {
         })
     }
 
-    /// The next client, and what it is for.
+    /// Waits for the next client; returns it with its target.
     ///
     /// # Errors
-    /// If there was no room for it: it waits, and so do others.
+    /// Fails if there were no resources for it; it keeps waiting, and so do others.
     pub async fn next(&mut self) -> io::Result<(Socket, Target)> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
@@ -94,7 +94,7 @@ impl Listeners {
             let Some(listener) = self.all.get(at) else { continue };
             let accepted = loop {
                 match listener.socket.poll(context) {
-                    // That one has gone already.
+                    // This client has already disconnected.
                     Poll::Ready(Err(error)) if !has_no_room(&error) => {
                         tracing::debug!("a client is gone before it is accepted: {error}");
                     }
@@ -126,7 +126,8 @@ impl Bound {
     }
 }
 
-/// Whether a client was not accepted because something is used up. Everything else is about that one client.
+/// Returns whether a client could not be accepted because resources are exhausted. All other errors concern
+/// that one client.
 fn has_no_room(error: &io::Error) -> bool {
     let used_up = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
     error.raw_os_error().is_some_and(|code| used_up.contains(&code))

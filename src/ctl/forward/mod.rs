@@ -1,4 +1,4 @@
-//! Connections with what listens in a guest: `guestctl forward`.
+//! Connections to servers in a guest: `guestctl forward`.
 //!
 //! ```text
 //! clients ──▶ Listeners ──▶ Call ◀──one stream for all──▶ guestlet-host ◀──▶ agent ◀──▶ targets
@@ -26,29 +26,29 @@ use call::{Call, Carried, Event, Lost, Wanted};
 use listen::Listeners;
 pub use spec::{Listen, Spec};
 
-/// Connections beyond which clients wait: more than a guest takes.
+/// Connections beyond which clients wait: more than a guest accepts.
 const MOST: usize = 2100;
-/// How long a client waits for a call that cannot be opened now.
+/// Time that a client waits for a call that cannot be opened at present.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Warnings at once, and how soon another one may come in the long run; the rest are counted.
+/// Warnings in a burst, and the interval between later ones; the others are only counted.
 const WARNINGS: u32 = 10;
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(1);
 
-/// What to forward.
+/// Options of `guestctl forward`.
 #[derive(Debug, Clone)]
 pub struct Forward {
-    /// From where to where.
+    /// Addresses to listen at, and their targets.
     pub specs: Vec<Spec>,
-    /// From standard input and output instead: there is one target.
+    /// True to use standard input and output instead, with a single target.
     pub stdio: bool,
-    /// Where to listen, if nothing else is said.
+    /// Address to listen at where a specification has none.
     pub address: IpAddr,
 }
 
-/// Forwards until a signal comes, or with standard input and output until the connection ends.
+/// Forwards until a signal arrives or, with standard input and output, until the connection ends.
 ///
 /// # Errors
-/// If it cannot be begun, or the connection of standard input and output was lost.
+/// Fails if it cannot be started, or the connection of standard input and output was lost.
 pub async fn run(door: &Door, printer: &mut Printer, name: String, forward: Forward) -> Result<(), Error> {
     descriptor::allow_many();
     if forward.stdio {
@@ -78,23 +78,23 @@ pub async fn run(door: &Door, printer: &mut Printer, name: String, forward: Forw
     }
 }
 
-/// What outlives a call.
+/// State that outlives a call.
 struct Forwarding<'f> {
     door: &'f Door,
     name: String,
     printer: &'f mut Printer,
     listeners: Listeners,
-    /// Connections of calls that were lost, whose clients get what had come.
+    /// Connections of lost calls, whose clients still receive what had arrived.
     leaving: FuturesUnordered<Carried>,
-    /// Where it is listened.
+    /// True once the addresses of the listeners were shown.
     is_told: bool,
     warnings: Warnings,
 }
 
 impl Forwarding<'_> {
-    /// For ever, one call after another.
+    /// Makes one call after another, for ever.
     async fn run(&mut self) -> Result<(), Error> {
-        // The first call shows that it can be done at all.
+        // The first call shows whether forwarding is possible at all.
         let mut wanted = None;
         let mut since = Instant::now();
         loop {
@@ -128,7 +128,7 @@ impl Forwarding<'_> {
         }
     }
 
-    /// The client that the next call is for.
+    /// Waits for the client that the next call is for.
     async fn next_wanted(&mut self) -> Wanted {
         loop {
             let warning = tokio::select! {
@@ -142,7 +142,7 @@ impl Forwarding<'_> {
         }
     }
 
-    /// One call, for this client and those that come yet.
+    /// Makes one call, for this client and later ones.
     async fn call(&mut self, daemon: &super::Daemon, first: &mut Option<Wanted>) -> Result<Lost, Error> {
         let mut call = match Call::open(daemon, &self.name).await {
             Ok(call) => call,
@@ -180,7 +180,7 @@ impl Forwarding<'_> {
         }
     }
 
-    /// Says where it is listened.
+    /// Shows the addresses of the listeners.
     fn tell(&mut self) -> Result<(), Error> {
         for (place, target) in self.listeners.all() {
             let what = match target {
@@ -204,17 +204,17 @@ fn no_room(error: &std::io::Error) -> String {
     format!("no free file descriptor for another connection, so clients wait: {error}")
 }
 
-/// What is said to people, no more than they can read.
+/// Limit of the warnings shown to people, so that they stay readable.
 #[derive(Debug, Default)]
 struct Warnings {
-    /// Those that were said, and are not made up for by time that has passed.
+    /// Number of recent warnings; it is reduced as time passes.
     said: u32,
     since: Option<Instant>,
     more: u64,
 }
 
 impl Warnings {
-    /// The words, if it is time for some.
+    /// Returns the warning if it may be shown now.
     fn admit(&mut self, words: &str, now: Instant) -> Option<String> {
         let since = *self.since.get_or_insert(now);
         let passed = now.duration_since(since).as_secs() / BETWEEN_WARNINGS.as_secs().max(1);

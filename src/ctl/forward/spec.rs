@@ -1,4 +1,4 @@
-//! What is typed after `guestctl forward VM`: where to listen, and what to reach.
+//! Specifications typed after `guestctl forward VM`: where to listen, and the target to reach.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -7,38 +7,38 @@ use std::str::FromStr;
 
 use crate::text::target::Target;
 
-/// Where to listen.
+/// Address or path to listen at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
-    /// At this port of the address that is usual; 0 is any that is free.
+    /// Port of the default address; 0 selects any free one.
     Port(u16),
-    /// At this address and port.
+    /// Address and port.
     Address(SocketAddr),
-    /// At a unix socket.
+    /// Unix socket at this path.
     Path(PathBuf),
 }
 
-/// `[LISTEN:]TARGET`.
+/// Parsed `[LISTEN:]TARGET`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// Where to listen, if that was said, or is the port of the target.
+    /// Address to listen at, if it is given or follows from the port of the target.
     pub listen: Option<Listen>,
-    /// It was said.
+    /// True if the address to listen at was given.
     pub says_where: bool,
-    /// What to reach.
+    /// Target to reach.
     pub target: Target,
 }
 
-/// A piece between two colons.
+/// Part of a specification between two colons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Piece<'t> {
     Number(&'t str),
-    /// An address; one of IPv6 with its brackets.
+    /// Address; IPv6 addresses have brackets.
     Host(&'t str),
     Path(&'t str),
 }
 
-/// One side.
+/// One side of a specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End<'t> {
     Port(&'t str),
@@ -81,7 +81,7 @@ impl fmt::Display for Listen {
     }
 }
 
-/// The pieces, if there are no more than two sides have.
+/// Splits a specification into pieces; `None` if there are more than two sides can have.
 fn pieces(text: &str) -> Option<Vec<Piece<'_>>> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -137,7 +137,7 @@ fn listen(end: End<'_>) -> Result<Listen, String> {
     })
 }
 
-/// An address of this machine.
+/// Parses an address of this machine.
 fn address(host: &str) -> Result<IpAddr, String> {
     let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if host == "localhost" {

@@ -1,6 +1,6 @@
-//! `guestctl forward --stdio`: one connection, from standard input and output.
+//! `guestctl forward --stdio`: one connection, between a target and standard input and output.
 //!
-//! Standard streams may block, so that each has a thread; between these and the connection there is a pair of sockets.
+//! Standard streams may block, so each has a thread. A socket pair connects the threads with the event loop.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -23,24 +23,25 @@ use crate::sys::socket::Socket;
 use crate::text::target::Target;
 use crate::transport::carry::Ended;
 
-/// The exit code of a connection that was lost.
+/// Exit code after the connection was lost.
 const LOST: u8 = 255;
 /// Bytes that are read at once.
 const PART: usize = 64 << 10;
-/// How long what standard input has had may take to reach the target when that has ended its side.
+/// Time for the bytes read from standard input to reach the target after the target has closed its sending
+/// side.
 const LEFTOVERS: Duration = Duration::from_secs(12);
 
-/// How the connection is over.
+/// Reasons why the connection has ended.
 enum Over {
-    /// It has ended, so.
+    /// The connection has ended in this way.
     Ended(Ended),
-    /// It was never there.
+    /// The connection was refused.
     Refused(Error),
-    /// Its call was lost; what had come is still to be handed on.
+    /// The call was lost. Data that was received before is still to be written.
     Lost(Error, FuturesUnordered<Carried>),
 }
 
-/// Carries it on until the target has closed it, and standard output has everything.
+/// Carries the connection until the target has closed it, and everything is written to standard output.
 ///
 /// # Errors
 /// [`Error::NotRun`] if the connection was lost, or broken by the target.
@@ -54,14 +55,15 @@ pub async fn run(door: &Door, name: &str, target: Target) -> Result<(), Error> {
     let ended = Arc::clone(&input_ended);
     let work = async {
         let line = door.dial().await?;
-        // Standard input is read as soon as the connection is there: what is read before would be lost with it.
+        // Standard input is read only once the connection exists: data read earlier would be lost if the connection
+        // fails.
         line.over(async |daemon| converse(&daemon, name, wanted, || start(&here, ended, written)).await).await
     };
     let mut work = Box::pin(work);
     let over = tokio::select! {
         over = &mut work => over?,
         written = &mut output => {
-            // The target sends no more. What it was sent before reaches it yet.
+            // The target sends no more, but data sent to it earlier still has to arrive.
             outcome(written)?;
             if input_ended.load(Ordering::Acquire) {
                 let _ = tokio::time::timeout(LEFTOVERS, work).await;
@@ -77,7 +79,7 @@ pub async fn run(door: &Door, name: &str, target: Target) -> Result<(), Error> {
             Err(error)
         }
     };
-    // All that has come is written first.
+    // Everything that was received is written first.
     outcome(output.await)?;
     match ended? {
         Ended::Well => Ok(()),
@@ -93,11 +95,11 @@ fn failed(error: io::Error) -> Error {
 }
 
 fn outcome(written: Result<io::Result<()>, oneshot::error::RecvError>) -> Result<(), Error> {
-    // A thread that ended without a word is one that never began.
+    // A thread that ended without a result was never started.
     written.unwrap_or(Ok(())).map_err(Error::Print)
 }
 
-/// The call, which carries one connection; `start` is called once that is there.
+/// Opens a call that carries one connection. `start` is called once the connection exists.
 async fn converse(
     daemon: &Daemon,
     name: &str,
@@ -127,7 +129,7 @@ async fn converse(
     })
 }
 
-/// Starts the threads. `written` gets what has become of standard output when nothing more comes for it.
+/// Starts the threads. `written` receives the result of standard output after the last byte.
 fn start(
     here: &StdStream,
     input_ended: Arc<AtomicBool>,
@@ -136,7 +138,7 @@ fn start(
     let (mut from_guest, mut to_guest) = (here.try_clone()?, here.try_clone()?);
     let (mut input, mut output) = (standard::stream(io::stdin())?, standard::stream(io::stdout())?);
     thread("input", move || {
-        // Whoever broke is seen at the other end; an input that cannot be read has ended.
+        // The other end notices which side broke. An input that cannot be read counts as ended.
         if let Err(error) = copy(&mut input, &mut to_guest) {
             tracing::debug!("standard input: {error}");
         }
@@ -146,7 +148,7 @@ fn start(
     thread("output", move || {
         let done = copy(&mut from_guest, &mut output);
         if done.is_err() {
-            // The target is told that nobody reads what it sends.
+            // This lets the target know that its output is no longer read.
             let _ = from_guest.shutdown(Shutdown::Both);
         }
         let _ = written.send(done);
@@ -157,7 +159,7 @@ fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
-/// Reads to the end and writes all of it.
+/// Copies until the end of the input.
 fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut part = vec![0; PART];
     loop {

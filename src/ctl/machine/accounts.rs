@@ -22,53 +22,54 @@ use crate::wire::proto::v1::{
     RemoveAuthorizedKeysRequest, SetPasswordRequest,
 };
 
-/// Bytes of a password, its line's end included. Canonical terminals take no longer lines.
+/// Longest password in bytes, with the end of its line. Terminals in canonical mode do not accept longer
+/// lines.
 const LONGEST_PASSWORD: u64 = 4097;
-/// Bytes of a file of keys: they are sent in one request.
+/// Longest file of keys in bytes, because the keys are sent in one request.
 const LONGEST_KEYS: u64 = 60 * 1024;
-/// What Ctrl-C types.
+/// Character that Ctrl-C produces.
 const INTERRUPT: u8 = 3;
-/// What ends this program while a password is typed.
+/// Signals that end this program while a password is typed.
 const ENDING: [SignalKind; 4] =
     [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit(), SignalKind::terminate()];
 
-/// What is done about the keys of a user.
+/// Operation on the authorized keys of a user.
 #[derive(Debug, Clone)]
 pub enum Keys {
-    /// They are shown.
+    /// Show the keys.
     List,
-    /// These are added.
+    /// Add keys.
     Add {
-        /// Where they are, or `-` for standard input.
+        /// File with the keys, or `-` for standard input.
         file: PathBuf,
-        /// They take the place of all others.
+        /// True if the keys replace all others.
         reset: bool,
     },
-    /// These are taken away.
+    /// Remove keys.
     Remove {
-        /// Where they are, or `-` for standard input.
+        /// File with the keys, or `-` for standard input.
         file: PathBuf,
     },
 }
 
-/// What programs read of a user.
+/// Logged-in user, for programs.
 #[derive(Debug, Serialize)]
 struct User {
     user: String,
     since: Option<String>,
 }
 
-/// What programs read of what was done to a user.
+/// Result of an operation on a user, for programs.
 #[derive(Debug, Serialize)]
 struct Done<'d> {
     user: &'d str,
     done: &'static str,
 }
 
-/// Shows who is logged in.
+/// Shows the logged-in users.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn users(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = ListUsersRequest { name: name.clone() };
     let found = answer(daemon.accounts().list_users(request), &name, SOON).await?.users;
@@ -82,10 +83,10 @@ pub async fn users(daemon: &Daemon, printer: &mut Printer, name: String) -> Resu
     })?)
 }
 
-/// Sets the password of a user to what is typed, or what standard input has.
+/// Sets the password of a user to a typed one, or to the one on standard input.
 ///
 /// # Errors
-/// If there is none, or the guest does not set it.
+/// Fails if there is no password, or the guest does not set it.
 pub async fn password(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -105,8 +106,8 @@ pub async fn password(
     Ok(printer.value(&done, || format!("the password of {user} is set\n"))?)
 }
 
-/// One line, without its end. From a terminal nothing of it is shown, and it is asked for twice; the signals that end this program
-/// come from there then, as nothing else ends it any more.
+/// Reads one line, without its end. On a terminal it is not shown, and is requested twice. From then on the
+/// signals that end this program arrive only in the returned stream.
 async fn read_password(
     printer: &mut Printer,
     user: &str,
@@ -114,7 +115,7 @@ async fn read_password(
     if !io::stdin().is_terminal() {
         return Ok((blocking::run(line).await?, None));
     }
-    // Ctrl-C would leave a terminal that shows nothing: it ends the line instead.
+    // Ctrl-C would leave the terminal without echo. It ends the line instead.
     let failed = |error| Error::Read("the terminal".to_owned(), error);
     let mut signals = Signals::hear(ENDING.map(|kind| (kind, kind))).map_err(failed)?;
     let silent = Changed::silent(io::stdin(), INTERRUPT).map_err(failed)?;
@@ -129,7 +130,8 @@ async fn read_password(
     Ok((once, Some(signals)))
 }
 
-/// What comes of `work`, unless a signal comes that ends this program: the terminal is to show again what is typed then.
+/// Runs `work`, but fails when a signal arrives that ends this program. The error lets the terminal be
+/// restored before the exit.
 async fn unless_ended<T>(
     signals: &mut Signals<SignalKind>,
     work: impl Future<Output = Result<T, Error>>,
@@ -144,7 +146,7 @@ async fn unless_ended<T>(
     }
 }
 
-/// What is typed up to the line's end.
+/// Reads what is typed up to the end of the line.
 fn typed() -> Result<Vec<u8>, Error> {
     let failed = |error| Error::Read("a password from the terminal".to_owned(), error);
     let mut line = vec![0; usize::try_from(LONGEST_PASSWORD).unwrap_or_default()];
@@ -157,7 +159,7 @@ fn typed() -> Result<Vec<u8>, Error> {
     }
 }
 
-/// A line of standard input, without its end.
+/// Reads a line of standard input, without its end.
 fn line() -> Result<Vec<u8>, Error> {
     let failed = |error| Error::Read("a password from standard input".to_owned(), error);
     let mut line = Vec::new();
@@ -174,10 +176,10 @@ fn line() -> Result<Vec<u8>, Error> {
     Ok(line)
 }
 
-/// Does it about the SSH keys of a user.
+/// Carries out an operation on the SSH keys of a user.
 ///
 /// # Errors
-/// If there are no keys to be read, or the guest does not do it.
+/// Fails if the keys cannot be read, or the guest refuses.
 pub async fn keys(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -217,7 +219,7 @@ pub async fn keys(
     Ok(printer.value(&Done { user: &user, done }, || format!("{user}: {done}\n"))?)
 }
 
-/// The lines of a file, or of standard input, that are no comments.
+/// Reads the lines of a file, or of standard input, without comments.
 fn read_keys(file: &PathBuf) -> Result<Vec<String>, Error> {
     let is_input = file.as_os_str() == "-";
     let what = if is_input { "standard input".to_owned() } else { file.display().to_string() };

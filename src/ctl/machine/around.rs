@@ -1,4 +1,5 @@
-//! `guestctl freeze VM -- COMMAND`: freezes, runs a program of this machine, and thaws, whatever comes of the program.
+//! `guestctl freeze VM -- COMMAND`: freezes, runs a program on this machine, and thaws, whatever the result
+//! of the program.
 //!
 //! ```text
 //!  freeze ──▶ COMMAND ──ended──▶ thaw ──in time──▶ COMMAND's exit code
@@ -7,8 +8,9 @@
 //!    └──▶ thaw
 //! ```
 //!
-//! Each step has a connection of its own: guestlet-host may be restarted while COMMAND runs. A thaw that does not get through is
-//! tried again until the guest has thawed by itself in any case. Nothing but that deadline thaws when this program is killed.
+//! Each step uses a connection of its own, so guestlet-host may be restarted while COMMAND runs. A thaw that
+//! fails is tried again until the time by which the guest has certainly thawed by itself. If this program is
+//! killed, only that deadline thaws the guest.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
@@ -28,39 +30,40 @@ use crate::ctl::print::Printer;
 use crate::ctl::signals::Signals;
 use crate::wire::proto::v1::{SnapshotCut, ThawFileSystemsResponse};
 
-/// How long a program may take to end that was told to by a signal.
+/// Time for the program to end after it was sent a signal.
 const TO_END: Duration = Duration::from_secs(10);
-/// How soon a thaw is tried again.
+/// Pause before a thaw is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
-/// For how long after the deadline: the guest thaws then, and says so to whoever asks next.
+/// Time after the deadline for which a thaw is tried. The guest thaws by itself at the deadline, and reports
+/// that to the next call.
 const AFTERWARDS: Duration = Duration::from_secs(10);
 
-/// What to do while file systems are frozen.
+/// Command to run while file systems are frozen.
 #[derive(Debug, Clone)]
 pub struct Around {
-    /// Where they are mounted; none: all.
+    /// Mount points to freeze; empty for all.
     pub mounts: Vec<String>,
-    /// How long the freeze may take.
+    /// Deadline of the freeze.
     pub within: Duration,
-    /// The program, and its arguments.
+    /// Program, and its arguments.
     pub command: Vec<OsString>,
-    /// What the snapshot is called, for the receipt; may be empty.
+    /// Name of the snapshot for the receipt; may be empty.
     pub snapshot: String,
-    /// What the snapshot has to be worth: the word of a level, and all that are worth as much.
+    /// Level of consistency that the snapshot must reach at least.
     pub require: Option<Require>,
 }
 
-/// What a snapshot has to be worth.
+/// Required level of consistency of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Require {
-    /// File systems were frozen from before it until after it.
+    /// File systems were frozen from before the snapshot until after it.
     FileSystem,
     /// Applications took part, too.
     Application,
 }
 
 impl Require {
-    /// Whether a guest's word for a level is enough.
+    /// Returns whether the level that a guest reports is sufficient.
     fn is_met(self, level: &str) -> bool {
         match self {
             Self::FileSystem => matches!(level, "filesystem" | "application"),
@@ -76,17 +79,18 @@ impl Require {
     }
 }
 
-/// Those that ask this program to end.
+/// Signals that request the end of this program.
 const TO_THIS_PROGRAM: [(Signal, fn() -> SignalKind); 3] = [
     (Signal::SIGINT, SignalKind::interrupt),
     (Signal::SIGTERM, SignalKind::terminate),
     (Signal::SIGHUP, SignalKind::hangup),
 ];
 
-/// Does it; `ask` has one step done, over a connection of its own.
+/// Freezes, runs the command, and thaws. `ask` carries out one step over a connection of its own.
 ///
 /// # Errors
-/// With the exit code of the program, if that failed; if nothing was frozen, or the freeze was over too soon.
+/// Fails with the exit code of the command if that failed; also if nothing was frozen, or the freeze ended
+/// too soon.
 pub async fn run(
     printer: &mut Printer,
     name: &str,
@@ -100,7 +104,7 @@ pub async fn run(
     let frozen = tokio::select! {
         frozen = ask(freeze) => frozen,
         signal = signals.next() => {
-            // What is under way ends with a thaw.
+            // A thaw ends the freeze that is under way.
             let thawed = ask(Step::Thaw(None)).await;
             return ended_by(printer, signal, thawed.map(drop));
         }
@@ -109,7 +113,7 @@ pub async fn run(
         Ok(Stepped::Frozen(frozen)) => frozen,
         Ok(Stepped::Thawed(_)) => return Err(Error::Closed),
         Err(error) => {
-            // It may have been frozen all the same, by a call whose answer was lost.
+            // A freeze whose answer was lost may still have been carried out.
             if is_unknown(&error) {
                 drop(thaw(name, &ask, None, Instant::now() + AFTERWARDS).await);
             }
@@ -144,15 +148,15 @@ pub async fn run(
     }
 }
 
-/// What there is to say of the program, whose end is the one of the snapshot. Its arguments are nothing to the guest: there may be
-/// secrets among them.
+/// Describes the run of the command for the receipt; its end is the end of the snapshot. Its arguments are
+/// withheld from the guest, because they may contain secrets.
 fn cut(around: &Around, from: SystemTime, ran: Option<&Ran>) -> SnapshotCut {
     let program = around.command.first().map(|program| program.to_string_lossy().into_owned());
     SnapshotCut {
         id: around.snapshot.clone(),
         text: program.unwrap_or_default(),
         begun: Some(from.into()),
-        // A clock that is set back meanwhile must not make it end before it began.
+        // The recorded end must not precede the start if the clock is set back meanwhile.
         ended: Some(SystemTime::now().max(from).into()),
         exit_status: match ran {
             Some(Ran::Ended(status)) if status.success() => 0,
@@ -163,7 +167,7 @@ fn cut(around: &Around, from: SystemTime, ran: Option<&Ran>) -> SnapshotCut {
     }
 }
 
-/// Tells of the receipt, and whether it is enough.
+/// Shows the receipt, and checks that its level is sufficient.
 fn told(
     printer: &mut Printer,
     thawed: &ThawFileSystemsResponse,
@@ -196,13 +200,13 @@ fn ended_by(printer: &mut Printer, signal: Signal, thawed: Result<(), Error>) ->
     Err(Error::Ended(u8::try_from(128 + signal as i32).unwrap_or(1)))
 }
 
-/// As a shell has it.
+/// Returns the exit code that a shell would return.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(1)
 }
 
-/// Whether an error leaves open what has become of a call.
+/// Returns whether an error leaves open if the call was carried out.
 fn is_unknown(error: &Error) -> bool {
     match error {
         Error::Silent | Error::Late(_) => true,
@@ -211,10 +215,10 @@ fn is_unknown(error: &Error) -> bool {
     }
 }
 
-/// Whether a call that failed so may get through later.
+/// Returns whether a call with this failure may succeed later.
 fn may_pass(error: &Error) -> bool {
     match error {
-        // As long as guestlet-host, or the session, is begun anew.
+        // These errors also occur while guestlet-host, or the session, is starting again.
         Error::NoSocket(_) | Error::NobodyAnswers(_) | Error::UnknownVm(_) => true,
         Error::Call(status) if status.code() == Code::FailedPrecondition => {
             status.message().contains("there is no session")
@@ -225,7 +229,7 @@ fn may_pass(error: &Error) -> bool {
     }
 }
 
-/// Thaws, however often that has to be tried until then.
+/// Thaws, with as many attempts as necessary until the given time.
 async fn thaw(
     name: &str,
     ask: &impl AsyncFn(Step) -> Result<Stepped, Error>,
@@ -256,13 +260,13 @@ async fn thaw(
     }
 }
 
-/// How a program ended.
+/// End of the command.
 enum Ran {
     Ended(ExitStatus),
     Interrupted(Signal),
 }
 
-/// Runs the program to its end, or to a signal that asks this one to end.
+/// Runs the program until it ends, or until a signal requests the end of this one.
 async fn work(
     printer: &mut Printer,
     command: &[OsString],
@@ -291,10 +295,10 @@ async fn work(
     Ok(Ran::Interrupted(signal))
 }
 
-/// Sends the program a signal, which it has already if it was the terminal's.
+/// Sends a signal to the program. It has received the signal already if it came from the terminal.
 fn pass(child: &Child, signal: Signal) {
     if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
-        // It may just have ended.
+        // The process may just have ended.
         let _ = kill(Pid::from_raw(pid), signal);
     }
 }

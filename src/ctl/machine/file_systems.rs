@@ -14,7 +14,7 @@ use crate::wire::proto::v1::{
     FileSystemOnDisk, ListFileSystemsRequest, TrimFileSystemsRequest, TrimmedFileSystem,
 };
 
-/// What programs read of a file system.
+/// File system for programs.
 #[derive(Debug, Serialize)]
 struct FileSystem {
     mount_point: String,
@@ -32,13 +32,13 @@ struct Disk {
     serial: String,
 }
 
-/// What programs read of a file system that was to be trimmed; one of the two.
+/// Result of trimming a file system, for programs. Only one of the two results is present.
 #[derive(Debug, Serialize)]
 struct Trim {
     mount_point: String,
     trimmed: Option<u64>,
     problem: Option<String>,
-    /// There is nothing in it that could be trimmed.
+    /// True if the file system does not support trimming.
     unsupported: bool,
 }
 
@@ -71,7 +71,7 @@ impl From<TrimmedFileSystem> for Trim {
 /// Shows the file systems on disks, and how full they are.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn list(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = ListFileSystemsRequest { name: name.clone() };
     let found = answer(daemon.file_systems().list_file_systems(request), &name, SOON).await?.file_systems;
@@ -97,11 +97,11 @@ fn rows(file_systems: &[FileSystem]) -> String {
     text::table(&rows)
 }
 
-/// Gives unused blocks back, of the file systems mounted there, in ranges of so many bytes.
+/// Trims the file systems at these mount points: unused ranges of at least `minimum` bytes are released.
 ///
 /// # Errors
-/// If the guest cannot be asked, one of them could not be trimmed, or the guest says nothing of one that was named. One that does
-/// not support it is an error only where it was named.
+/// Fails if the guest cannot be reached, a file system could not be trimmed, or the answer lacks one that was
+/// named. One that does not support it is an error only if it was named.
 pub async fn trim(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -122,7 +122,7 @@ pub async fn trim(
     Err(Error::Unmet(format!("not trimmed: {}", failed.join(" "))))
 }
 
-/// What has become of each, those included that were named and that the answer leaves out.
+/// Returns the result for each file system, including those that were named but are missing from the answer.
 fn outcomes(done: Vec<TrimmedFileSystem>, named: &[String]) -> Vec<Trim> {
     let mut values: Vec<_> = done.into_iter().map(Trim::from).collect();
     for mount in named {

@@ -15,14 +15,14 @@ use crate::wire::proto::v1::{
     ThawFileSystemsRequest, ThawFileSystemsResponse,
 };
 
-/// What programs read of a freeze.
+/// Result of a freeze, for programs.
 #[derive(Debug, Serialize)]
 struct Frozen {
     mount_points: Vec<String>,
     seconds_left: u32,
 }
 
-/// What programs read of a thaw.
+/// Result of a thaw, for programs.
 #[derive(Debug, Serialize)]
 #[allow(clippy::struct_field_names, reason = "it is the key that programs read")]
 struct Thawed {
@@ -32,7 +32,7 @@ struct Thawed {
     reasons: Vec<String>,
 }
 
-/// What programs read of how things stand.
+/// State of the freeze, for programs.
 #[derive(Debug, Serialize)]
 struct Standing {
     frozen: bool,
@@ -44,33 +44,33 @@ struct Standing {
     spoiled: String,
 }
 
-/// One of the two steps around something that needs file systems to stand still.
+/// Step before or after an operation that needs frozen file systems.
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// Freeze those mounted there, or all.
+    /// Freeze the file systems at these mount points, or all.
     Freeze {
-        /// Where.
+        /// Mount points to freeze; empty for all.
         mounts: Vec<String>,
-        /// How long it may take.
+        /// Deadline of the freeze.
         within: Duration,
     },
-    /// Thaw all; with what there is to say of the snapshot that was taken.
+    /// Thaw everything, with a description of the snapshot that was taken.
     Thaw(Option<SnapshotCut>),
 }
 
-/// What came of a step.
+/// Result of a step.
 #[derive(Debug)]
 pub enum Stepped {
-    /// This is frozen.
+    /// Frozen file systems.
     Frozen(FreezeFileSystemsResponse),
-    /// This was frozen.
+    /// Thawed file systems.
     Thawed(ThawFileSystemsResponse),
 }
 
-/// Does one of the steps.
+/// Carries out one of the steps.
 ///
 /// # Errors
-/// If the guest cannot be asked, or does not do it.
+/// Fails if the guest cannot be reached, or refuses.
 pub async fn step(daemon: &Daemon, name: &str, step: &Step) -> Result<Stepped, Error> {
     match step {
         Step::Freeze { mounts, within } => {
@@ -101,13 +101,13 @@ async fn ask_thaw(
     answer(daemon.freeze().thaw_file_systems(request), name, within).await
 }
 
-/// Such as `receipt 0123…: filesystem`; nothing if there is none.
+/// Describes the receipt, such as `receipt 0123…: filesystem`; `None` without a receipt.
 pub fn receipt_words(thawed: &ThawFileSystemsResponse) -> Option<String> {
     let ThawFileSystemsResponse { receipt, level, .. } = thawed;
     (!receipt.is_empty()).then(|| format!("receipt {receipt}: {level}"))
 }
 
-/// Why its level is not higher.
+/// Returns why the level of the receipt is not higher.
 pub fn why(thawed: &ThawFileSystemsResponse) -> Option<String> {
     let ThawFileSystemsResponse { receipt, level, reasons, .. } = thawed;
     (!receipt.is_empty() && !reasons.is_empty())
@@ -117,7 +117,7 @@ pub fn why(thawed: &ThawFileSystemsResponse) -> Option<String> {
 /// Freezes, and shows what is frozen and for how long.
 ///
 /// # Errors
-/// If nothing was frozen, or that is not known.
+/// Fails if nothing was frozen, or that is not known.
 pub async fn freeze(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -131,7 +131,7 @@ pub async fn freeze(
     Ok(printer.value(&Frozen { mount_points, seconds_left }, || words + "\n")?)
 }
 
-/// Such as `frozen: / /data; thawed by itself after 119 s`.
+/// Describes a freeze, such as `frozen: / /data; thawed by itself after 119 s`.
 pub fn words(frozen: &FreezeFileSystemsResponse) -> String {
     if frozen.mount_points.is_empty() {
         return "nothing is frozen: the guest has no file system that can be frozen".to_owned();
@@ -143,7 +143,7 @@ pub fn words(frozen: &FreezeFileSystemsResponse) -> String {
 /// Thaws, and shows how many file systems were frozen.
 ///
 /// # Errors
-/// If the freeze was over before, or something stays frozen.
+/// Fails if the freeze had ended before, or something stays frozen.
 pub async fn thaw(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -164,7 +164,7 @@ pub async fn thaw(
 /// Shows whether file systems are frozen.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn status(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = GetFreezeRequest { name: name.clone() };
     let state = answer(daemon.freeze().get_freeze(request), &name, SOON).await?;

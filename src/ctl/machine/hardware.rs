@@ -16,12 +16,12 @@ use crate::wire::proto::v1::{
     SetMemoryBlocksRequest, SetProcessorsRequest, SetTimeRequest, Switch,
 };
 
-/// What a clock is to be set to.
+/// Source of the time for a guest's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Clock {
-    /// What this machine's shows.
+    /// Clock of this machine.
     Now,
-    /// What the guest's hardware clock shows.
+    /// Hardware clock of the guest.
     Hardware,
     /// This time.
     At(Timestamp),
@@ -30,7 +30,7 @@ pub enum Clock {
 impl std::str::FromStr for Clock {
     type Err = String;
 
-    /// `now`, `hardware`, or a time as RFC 3339 has it.
+    /// Parses `now`, `hardware`, or a time in the format of RFC 3339.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "now" => Ok(Self::Now),
@@ -43,17 +43,17 @@ impl std::str::FromStr for Clock {
     }
 }
 
-/// What is to be switched on and off, by numbers.
+/// Processors or memory blocks to be switched on and off, by their numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Switches {
-    /// On.
+    /// Numbers to be switched on.
     pub online: Vec<u64>,
-    /// Off.
+    /// Numbers to be switched off.
     pub offline: Vec<u64>,
 }
 
 impl Switches {
-    /// Whether there is nothing to be switched.
+    /// Returns whether nothing is to be switched.
     pub fn is_empty(&self) -> bool {
         self.online.is_empty() && self.offline.is_empty()
     }
@@ -65,17 +65,17 @@ impl Switches {
     }
 }
 
-/// What programs read of the time.
+/// Time of the guest, for programs.
 #[derive(Debug, Serialize)]
 struct TimeOfDay {
     time: Option<String>,
     zone: String,
     offset_seconds: i64,
-    /// How much later the guest's clock is than this machine's, in milliseconds, as far as the way to it lets tell.
+    /// Milliseconds that the guest's clock is ahead of this machine's, as accurately as the round trip permits.
     ahead_milliseconds: Option<i64>,
 }
 
-/// What programs read of a processor, or of a block of memory.
+/// Processor or memory block, for programs.
 #[derive(Debug, Serialize)]
 struct Part {
     id: u64,
@@ -83,30 +83,31 @@ struct Part {
     can_offline: bool,
 }
 
-/// What programs read of a clock that was set.
+/// Clock that was set, for programs.
 #[derive(Debug, Serialize)]
 struct Set {
-    /// Absent: to what the hardware clock shows.
+    /// Time that was set; absent if the source was the hardware clock.
     set: Option<String>,
 }
 
-/// What programs read of processors that were switched.
+/// Result of switching processors, for programs.
 #[derive(Debug, Serialize)]
 struct Switched {
-    /// How many, in the order in which they were sent: those to be on first.
+    /// Number of processors that were switched, in the order in which they were sent: those to be switched on
+    /// come first.
     done: u32,
     of: usize,
 }
 
-/// What programs read of a block that was to be switched.
+/// Result of switching one memory block, for programs.
 #[derive(Debug, Serialize)]
 struct SwitchedBlock {
     id: u64,
-    /// Why it was not.
+    /// Reason why it was not switched.
     problem: Option<String>,
 }
 
-/// What programs read of memory.
+/// Memory of the guest, for programs.
 #[derive(Debug, Serialize)]
 struct Memory {
     block_bytes: u64,
@@ -116,7 +117,7 @@ struct Memory {
 /// Shows the time of a guest.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn time(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = GetTimeRequest { name: name.clone() };
     let now = answer(daemon.machine().get_time(request), &name, SOON).await?;
@@ -137,7 +138,7 @@ pub async fn time(daemon: &Daemon, printer: &mut Printer, name: String) -> Resul
 /// Sets the time of a guest.
 ///
 /// # Errors
-/// If the guest cannot be asked, or does not set it.
+/// Fails if the guest cannot be reached, or does not set it.
 pub async fn set_time(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -170,7 +171,7 @@ fn ahead(time: &Timestamp, now: SystemTime) -> Option<i64> {
 /// Shows the processors of a guest.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn processors(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = ListProcessorsRequest { name: name.clone() };
     let found = answer(daemon.machine().list_processors(request), &name, SOON).await?.processors;
@@ -179,10 +180,10 @@ pub async fn processors(daemon: &Daemon, printer: &mut Printer, name: String) ->
     Ok(printer.value(&parts, || rows("CPU", &parts))?)
 }
 
-/// Switches processors of a guest.
+/// Switches processors of a guest on and off.
 ///
 /// # Errors
-/// If the guest cannot be asked, or some are not as they should be.
+/// Fails if the guest cannot be reached, or some are not in the requested state.
 pub async fn switch_processors(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -202,10 +203,10 @@ pub async fn switch_processors(
     })
 }
 
-/// Shows the blocks of memory of a guest.
+/// Shows the memory blocks of a guest.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn memory(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = ListMemoryBlocksRequest { name: name.clone() };
     let found = answer(daemon.machine().list_memory_blocks(request), &name, SOON).await?;
@@ -220,10 +221,10 @@ pub async fn memory(daemon: &Daemon, printer: &mut Printer, name: String) -> Res
     })?)
 }
 
-/// Switches blocks of memory of a guest.
+/// Switches memory blocks of a guest on and off.
 ///
 /// # Errors
-/// If the guest cannot be asked, or some are not as they should be.
+/// Fails if the guest cannot be reached, or some are not in the requested state.
 pub async fn switch_memory(
     daemon: &Daemon,
     printer: &mut Printer,

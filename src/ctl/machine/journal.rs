@@ -1,7 +1,7 @@
 //! `guestctl logs`: entries of a guest's journal, up to now or as they are written.
 //!
-//! Each call has a connection of its own, and begins where the last one has ended: a restart of guestlet-host, of the agent or of
-//! the guest leaves nothing out.
+//! Each call has a connection of its own, and begins where the last one ended. A restart of guestlet-host, of
+//! the agent or of the guest therefore omits nothing.
 
 use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime};
@@ -18,33 +18,33 @@ use crate::ctl::{Error, words};
 use crate::text;
 use crate::wire::proto::v1::{JournalEntry, ReadJournalRequest, ReadJournalResponse};
 
-/// How long the guest may wait for an entry, in seconds.
+/// Seconds for which the guest may wait for an entry.
 const WAIT: u32 = 20;
-/// The shortest time between two calls that follow: each of them leaves a record on the host.
+/// Minimum time between two calls while following, because each call leaves a record on the host.
 const PACE: Duration = Duration::from_secs(1);
-/// How soon it is tried again to reach a guest.
+/// Pause before the guest is called again.
 const AGAIN: Duration = Duration::from_millis(500);
-/// For how long a host half that has just started may not know its VMs yet.
+/// Time after its start in which a host half may not know its VMs yet.
 const SETTLED: Duration = Duration::from_secs(30);
-/// The words for priorities, as in syslog(3).
+/// Names of priorities, as in syslog(3).
 const PRIORITIES: [&str; 8] = ["emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"];
 
-/// What to show.
+/// Selection of the entries to show.
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
-    /// Only of these units.
+    /// Units to be shown; empty for all.
     pub units: Vec<String>,
-    /// Only what was written in so long.
+    /// Maximum age of an entry.
     pub since: Option<Duration>,
-    /// Only so many of the newest entries.
+    /// Number of the newest entries to be shown.
     pub last: Option<u32>,
-    /// Only so urgent ones.
+    /// Lowest priority to be shown.
     pub priority: Option<u32>,
-    /// Go on with what is written.
+    /// True to follow new entries.
     pub follow: bool,
 }
 
-/// What programs read of an entry.
+/// Entry of the journal, for programs.
 #[derive(Debug, Serialize)]
 struct Entry<'a> {
     time: String,
@@ -56,10 +56,10 @@ struct Entry<'a> {
     left_out_bytes: u64,
 }
 
-/// The number of a priority, by its word or itself.
+/// Parses a priority, which is a name or a number.
 ///
 /// # Errors
-/// If it is none, in words.
+/// Fails with a message for people if it is not valid.
 pub fn parse_priority(text: &str) -> Result<u32, String> {
     let of_word = (0..).zip(PRIORITIES).find(|(_, word)| *word == text).map(|(level, _)| level);
     let level = of_word.or_else(|| text.parse().ok().filter(|level| *level < 8));
@@ -67,10 +67,10 @@ pub fn parse_priority(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("{text:?} is not a priority: use one of {}, or 0 to 7", PRIORITIES.join(", ")))
 }
 
-/// Asks once.
+/// Makes one call.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn read(
     daemon: &Daemon,
     name: &str,
@@ -79,11 +79,11 @@ pub async fn read(
     answer(daemon.journal().read_journal(request), name, SOON).await
 }
 
-/// Shows entries; `ask` has one call done, over a connection of its own.
+/// Shows entries; `ask` makes one call over a connection of its own.
 ///
 /// # Errors
-/// If the guest cannot be asked, or standard output cannot be written. While following, a guest that was reached once may be away for
-/// as long as it likes.
+/// Fails if the guest cannot be reached, or standard output cannot be written. While following, a guest that
+/// was reached once may be away for any length of time.
 pub async fn run(
     printer: &mut Printer,
     name: &str,
@@ -136,12 +136,12 @@ pub async fn run(
             left = left.map(|left| left - 1);
             show(printer, entry)?;
         }
-        // What is asked for by a place has entries, if there are more.
+        // A request with a cursor returns entries if there are more.
         let is_at_end = !read.has_more || (read.entries.is_empty() && !request.cursor.is_empty());
         if !read.cursor.is_empty() {
             request.cursor = read.cursor;
         } else if read.has_gap {
-            // There is no entry at all: whatever comes is new.
+            // The journal has no entry at all, so any later one is new.
             request = ReadJournalRequest { cursor: String::new(), since: None, last: None, ..request };
         }
         if is_at_end {
@@ -154,12 +154,12 @@ pub async fn run(
     }
 }
 
-/// Whether a guest that could not be asked for so long may be asked later.
+/// Returns whether a guest that could not be reached for this long may be reached later.
 fn may_pass(error: &Error, away: Duration) -> bool {
     match error {
         Error::NoSocket(_) | Error::NobodyAnswers(_) | Error::Closed | Error::Silent | Error::Late(_) => true,
         Error::Cluster(error) => error.may_pass(),
-        // A host half that has just started knows its VMs a little later.
+        // A host half that has just started learns its VMs a little later.
         Error::UnknownVm(_) => away < SETTLED,
         // journalctl may fail while journald is restarted.
         Error::Call(status) if status.code() == Code::Internal => away < SETTLED,
@@ -181,7 +181,7 @@ fn show(printer: &mut Printer, entry: &JournalEntry) -> Result<(), Error> {
     Ok(printer.line(&value, || line(&value))?)
 }
 
-/// As journalctl shows it, but for the name of the host.
+/// Formats an entry as journalctl does, but without the host name.
 fn line(entry: &Entry<'_>) -> String {
     let pid = entry.process_id.map(|pid| format!("[{pid}]")).unwrap_or_default();
     let begin = format!("{} {}{pid}: ", entry.time, text::or_dash(entry.identifier));

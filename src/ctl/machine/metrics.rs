@@ -1,4 +1,4 @@
-//! `guestctl metrics`.
+//! `guestctl metrics`: the measurements of a guest.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -16,7 +16,7 @@ use crate::metrics::exposition::{self, Format};
 use crate::metrics::table;
 use crate::wire::proto::v1::{CollectMetricsRequest, CollectMetricsResponse};
 
-/// What programs read of a sample.
+/// Sample for programs.
 #[derive(Debug, Serialize)]
 struct Sample {
     name: String,
@@ -24,10 +24,11 @@ struct Sample {
     value: f64,
 }
 
-/// Shows what the guest measures: once, or so often until somebody ends it or nobody reads it any more. Nothing is measured in between.
+/// Shows the measurements of the guest, once or repeatedly until the user stops it or the reader closes the
+/// output. The guest measures only on request.
 ///
 /// # Errors
-/// If the guest cannot be asked the first time, or the daemon ends.
+/// Fails if the guest cannot be reached the first time, or the daemon ends.
 pub async fn run(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -43,7 +44,7 @@ pub async fn run(
     loop {
         match &found {
             Ok(found) => printer.line(&samples(found), || page(&name, found).trim_end().to_owned())?,
-            // It may be there again the next time.
+            // The guest may be reachable again the next time.
             Err(error @ (Error::Call(_) | Error::Late(_))) => printer.note(&error.to_string()),
             Err(_) => return found.map(drop),
         }
@@ -56,7 +57,7 @@ pub async fn run(
 
 async fn collect(daemon: &Daemon, name: &str) -> Result<CollectMetricsResponse, Error> {
     let request = CollectMetricsRequest { name: name.to_owned(), ..CollectMetricsRequest::default() };
-    // A host half that is newer may tell more.
+    // A newer host half may send families that this version does not know.
     Ok(clean(answer(daemon.metrics().collect_metrics(request), name, SOON).await?))
 }
 

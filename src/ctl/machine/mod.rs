@@ -1,5 +1,5 @@
-//! What `guestctl` asks of the agent in a guest: one file for each subject. To add one: its file, its arm in [`run`], and its
-//! verbs in the program.
+//! Requests of `guestctl` to the agent in a guest, one file for each subject. To add one: its file, its arm
+//! in [`run`], and its verbs in the program.
 
 pub mod accounts;
 pub mod around;
@@ -22,94 +22,95 @@ use super::Error;
 use super::client::{self, Daemon};
 use super::print::Printer;
 
-/// What to ask for.
+/// Operation on a guest.
 #[derive(Debug, Clone)]
 pub enum Action {
     /// Freeze file systems.
     Freeze {
-        /// Those mounted there; none: all.
+        /// Mount points to freeze; empty for all.
         mounts: Vec<String>,
-        /// How long it may take.
+        /// Deadline of the freeze.
         within: Duration,
     },
-    /// Freeze file systems, run a program of this machine, thaw. It has connections of its own: see [`around`].
+    /// Freeze file systems, run a program on this machine, thaw. This makes connections of its own: see
+    /// [`around`].
     FreezeAround(around::Around),
-    /// Show entries of the journal. It has connections of its own: see [`journal`].
+    /// Show entries of the journal. This makes connections of its own: see [`journal`].
     Logs(journal::Wish),
-    /// Show whether they are frozen.
+    /// Show whether file systems are frozen.
     FreezeStatus,
-    /// Thaw.
+    /// Thaw all file systems.
     Thaw {
-        /// Only if these are frozen; none: whatever is.
+        /// Mount points that must be frozen; empty for whatever is frozen.
         mounts: Vec<String>,
-        /// How long it may take.
+        /// Timeout of the operation.
         within: Duration,
     },
-    /// Look at receipts of freezes.
+    /// Show and verify receipts of freezes.
     Receipts(receipts::Wish),
-    /// Give unused blocks back.
+    /// Release unused blocks of file systems.
     Trim {
-        /// Of those mounted there; none: of all.
+        /// Mount points to trim; empty for all.
         mounts: Vec<String>,
-        /// Bytes of the shortest range.
+        /// Length of the shortest range in bytes.
         minimum: u64,
-        /// How long it may take.
+        /// Timeout of the operation.
         within: Duration,
     },
     /// Show the file systems on disks.
     FileSystems,
     /// Show the time.
     Time,
-    /// Set it.
+    /// Set the clock.
     SetTime(hardware::Clock),
-    /// Show what the guest measures: once, or so often.
+    /// Show the guest's measurements, once or at this interval.
     Metrics(Option<Duration>),
     /// Show the processors.
     Processors,
-    /// Switch some.
+    /// Switch processors on and off.
     SwitchProcessors(hardware::Switches),
-    /// Show the blocks of memory.
+    /// Show the memory blocks.
     Memory,
-    /// Switch some.
+    /// Switch memory blocks on and off.
     SwitchMemory(hardware::Switches),
     /// Show the network interfaces.
     Interfaces,
     /// Show the routes.
     Routes,
-    /// Show who is logged in.
+    /// Show the logged-in users.
     Users,
-    /// Set a password, which is read.
+    /// Set a password, which is read from the terminal or standard input.
     Password {
-        /// Whose.
+        /// Name of the user.
         user: String,
-        /// It is one already as crypt(5) makes it.
+        /// True if the password is already hashed by crypt(5).
         crypted: bool,
     },
-    /// Look after SSH keys.
+    /// Manage SSH keys.
     Keys {
-        /// Whose.
+        /// Name of the user.
         user: String,
-        /// What to do.
+        /// Operation on the user's keys.
         keys: accounts::Keys,
     },
     /// Shut down, restart or suspend.
     Power(power::Wish),
-    /// A command of QGA.
+    /// Execute a QGA command.
     Qga {
-        /// The command, or `-` for what standard input has.
+        /// Command, or `-` to read it from standard input.
         command: String,
-        /// How long it may take.
+        /// Timeout of the operation.
         within: Duration,
     },
 }
 
-/// How long a guest that is well may take.
+/// Timeout for a healthy guest.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Asks the guest of the VM of this name.
+/// Carries out an action with the guest of the VM of this name.
 ///
 /// # Errors
-/// If it cannot be asked, does not do it, or standard output cannot be written.
+/// Fails if the guest cannot be reached, refuses, or standard output cannot be written.
 pub async fn run(daemon: Daemon, printer: &mut Printer, name: String, action: Action) -> Result<(), Error> {
     match action {
         Action::Freeze { mounts, within } => freeze::freeze(&daemon, printer, name, mounts, within).await,
@@ -136,19 +137,19 @@ pub async fn run(daemon: Daemon, printer: &mut Printer, name: String, action: Ac
         Action::Keys { user, keys } => accounts::keys(&daemon, printer, name, user, keys).await,
         Action::Power(wish) => power::run(&daemon, printer, name, wish).await,
         Action::Qga { command, within } => qga::run(&daemon, printer, name, command, within).await,
-        // Done where connections are made.
+        // These make their own connections, and are handled by the caller.
         Action::FreezeAround(_) | Action::Logs(_) => Ok(()),
     }
 }
 
-/// Waits for the answer to a call for so long.
+/// Waits for the answer to a call, with a timeout.
 async fn answer<T>(
     call: impl Future<Output = Result<Response<T>, Status>>,
     name: &str,
     within: Duration,
 ) -> Result<T, Error> {
     client::answer_within(call, name, within).await.map_err(|error| match error {
-        // It is the guest that is waited for.
+        // The guest is too slow, and not the daemon.
         Error::Silent => Error::Late(within),
         error => error,
     })

@@ -1,4 +1,4 @@
-//! `guestctl network`.
+//! `guestctl network`: the interfaces and routes of a guest.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::ctl::print::Printer;
 use crate::text;
 use crate::wire::proto::v1::{self, ListInterfacesRequest, ListRoutesRequest};
 
-/// What programs read of an interface.
+/// Network interface for programs.
 #[derive(Debug, Serialize)]
 struct Interface {
     name: String,
@@ -31,7 +31,7 @@ struct Counters {
     sent_dropped: u64,
 }
 
-/// What programs read of a route.
+/// Route for programs.
 #[derive(Debug, Serialize)]
 struct Route {
     interface: String,
@@ -60,7 +60,7 @@ impl From<v1::InterfaceOfGuest> for Interface {
 /// Shows the interfaces of a guest.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn interfaces(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = ListInterfacesRequest { name: name.clone() };
     let found = answer(daemon.network().list_interfaces(request), &name, SOON).await?.interfaces;
@@ -88,7 +88,7 @@ pub async fn interfaces(daemon: &Daemon, printer: &mut Printer, name: String) ->
 /// Shows the routes of a guest.
 ///
 /// # Errors
-/// If the guest cannot be asked.
+/// Fails if the guest cannot be reached.
 pub async fn routes(daemon: &Daemon, printer: &mut Printer, name: String) -> Result<(), Error> {
     let request = ListRoutesRequest { name: name.clone() };
     let found = answer(daemon.network().list_routes(request), &name, SOON).await?.routes;

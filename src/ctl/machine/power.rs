@@ -1,7 +1,7 @@
 //! `guestctl shutdown`, `reboot` and `suspend`.
 //!
-//! That a guest has accepted it, or that its session is lost, does not show that it is down. With `--wait` this is over only when
-//! something else shows it:
+//! An accepted request, or a lost session, does not prove that a guest is down. With `--wait` the command
+//! ends only when something else proves it:
 //!
 //! | wish | shown by |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | suspend to a disk | the hypervisor: the guest has suspended itself (`SUSPEND_DISK`), and the VM is off then |
 //! | reboot | the guest, in a new session: it runs another boot than before |
 //!
-//! What shows it may come before the guest has answered: then the answer, which may be that it refuses, is waited for a little.
-//! A guest that is suspended or off cannot give it.
+//! The proof may arrive before the guest's answer, which may be a refusal; the answer is then awaited for a
+//! short time. A guest that is suspended or off cannot send it.
 
 use std::time::Duration;
 
@@ -30,59 +30,59 @@ use crate::wire::proto::v1::{
     SuspendToDiskRequest, SuspendToMemoryRequest, VirtualMachine, VirtualMachineEvent,
 };
 
-/// How long the answer of a guest is waited for that is seen to have done what was asked.
+/// Time for the guest's answer after an event has shown that the request was carried out.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// What is to become of a guest.
+/// Requested state of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
-    /// It is off.
+    /// The VM is off.
     Off,
-    /// Its system has stopped, and the machine stays on: nothing shows that.
+    /// The system has stopped while the VM stays on. No event shows this.
     Halted,
-    /// It runs anew.
+    /// The guest has booted again.
     Rebooted,
-    /// It rests in memory.
+    /// The guest is suspended to memory.
     Suspended,
-    /// It rests on a disk, and the machine is off.
+    /// The guest is suspended to a disk, and the VM is off.
     SuspendedToDisk,
-    /// It rests in memory, and on a disk as well.
+    /// The guest is suspended to memory, and to a disk as well.
     SuspendedToBoth,
 }
 
-/// What is wanted.
+/// Options of the request.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish {
-    /// What is to become of the guest.
+    /// Requested state of the guest.
     pub goal: Goal,
-    /// Wait until it is seen to be so.
+    /// True to wait until the goal is observed.
     pub wait: bool,
-    /// For how long at most.
+    /// Longest wait.
     pub within: Duration,
 }
 
-/// What programs read.
+/// Result for programs.
 #[derive(Debug, Serialize)]
 struct Outcome {
-    /// The guest has said so.
+    /// True if the guest has accepted the request.
     accepted: bool,
-    /// It was waited for, and seen.
+    /// True if the state was awaited and observed.
     seen: bool,
 }
 
-/// What an event shows of a goal.
+/// Meaning of an event for a goal.
 #[derive(Debug, PartialEq, Eq)]
 enum Shown {
-    /// It is reached.
+    /// The goal is reached.
     Reached,
-    /// It is not reached, and will not be.
+    /// The goal was missed, and will not be reached.
     Missed(&'static str),
-    /// Nothing.
+    /// No information about the goal.
     Nothing,
 }
 
 impl Goal {
-    /// What is done to a VM, in words.
+    /// Returns the name of the operation.
     fn verb(self) -> &'static str {
         match self {
             Self::Off => "shutdown",
@@ -92,7 +92,7 @@ impl Goal {
         }
     }
 
-    /// What is so when it is reached.
+    /// Describes the state in which the goal is reached.
     fn words(self) -> &'static str {
         match self {
             Self::Off => "is off",
@@ -103,18 +103,18 @@ impl Goal {
         }
     }
 
-    /// Whether the guest is to suspend itself, which not every hypervisor tells.
+    /// Returns whether the guest is to suspend itself. Not every hypervisor reports this.
     fn is_suspension(self) -> bool {
         matches!(self, Self::Suspended | Self::SuspendedToDisk | Self::SuspendedToBoth)
     }
 
-    /// Whether only the hypervisor shows it.
+    /// Returns whether only the hypervisor can report that the goal is reached.
     fn needs_hypervisor(self) -> bool {
         self != Self::Rebooted
     }
 
-    /// What an event shows of it, for a guest that ran the boot of that identifier before, and has suspended itself to its disk
-    /// since or has not.
+    /// Returns the meaning of an event for this goal. `boot_before` is the boot ID of the guest before the
+    /// request; `is_on_disk` is true if it has suspended itself to its disk since.
     fn shown_by(self, event: &VirtualMachineEvent, boot_before: &str, is_on_disk: bool) -> Shown {
         let is_other = |boot: &str| !boot.is_empty() && boot != boot_before;
         match (&event.kind, self) {
@@ -135,7 +135,7 @@ impl Goal {
                 (PowerState::Off, Self::Suspended | Self::SuspendedToBoth) => {
                     Shown::Missed("the VM is off instead")
                 }
-                // Paused is also what others have paused, and what cannot be written to its disk.
+                // A VM may also be paused by others, or because its disk cannot be written.
                 _ => Shown::Nothing,
             },
             (Some(Kind::GuestSuspended(to)), Self::Suspended | Self::SuspendedToBoth) if !to.to_disk => {
@@ -146,10 +146,10 @@ impl Goal {
     }
 }
 
-/// Asks the guest, and waits until it is so if that is wished.
+/// Sends the request to the guest and, if that is requested, waits until the goal is observed.
 ///
 /// # Errors
-/// If the guest does not accept it, or it is not seen to be so in time.
+/// Fails if the guest does not accept the request, or the goal is not observed in time.
 pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String, wish: Wish) -> Result<(), Error> {
     let end = Instant::now() + wish.within;
     if !wish.wait {
@@ -165,7 +165,7 @@ pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String, wish: Wis
     let mut asking = Box::pin(ask(daemon, &name, wish.goal, wish.within));
     let mut accepted = None;
     let mut is_on_disk = false;
-    // Since when it is seen to be so.
+    // Time at which the goal was observed.
     let mut reached = None;
     while reached.is_none() || accepted.is_none() {
         let answered_by = reached.map(|reached| reached + LAST_WORDS);
@@ -198,7 +198,7 @@ async fn vm(daemon: &Daemon, name: &str) -> Result<VirtualMachine, Error> {
     answer(daemon.admin().get_virtual_machine(request), name, SOON).await
 }
 
-/// Whether there is something by which the goal can be seen: it is said before anything is done to the guest.
+/// Checks, before anything is done to the guest, that the goal can be observed.
 fn can_be_seen(vm: &VirtualMachine, goal: Goal) -> Result<(), Error> {
     let name = &vm.name;
     if goal == Goal::Halted {
@@ -229,13 +229,13 @@ fn can_be_seen(vm: &VirtualMachine, goal: Goal) -> Result<(), Error> {
     Ok(())
 }
 
-/// The next event; what is remembered of the time before is none.
+/// Waits for the next event. The stream contains no past events.
 async fn next(events: &mut Streaming<VirtualMachineEvent>, name: &str) -> Result<VirtualMachineEvent, Error> {
     let event = events.message().await.map_err(|status| Error::of_call(status, name))?;
     event.ok_or(Error::Closed)
 }
 
-/// Whether the guest has accepted it, which is not known if it went away while it was asked.
+/// Returns whether the guest has accepted the request; `false` if the connection was lost before its answer.
 fn said(asked: Result<(), Error>) -> Result<bool, Error> {
     match asked {
         Ok(()) => Ok(true),
@@ -249,7 +249,7 @@ fn is_lost(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
 }
 
-/// All that is known of a VM of which something was not seen in time.
+/// Describes all that is known of a VM whose goal was not observed in time.
 async fn known(daemon: &Daemon, name: &str, wish: Wish, accepted: Option<bool>) -> String {
     let (goal, seconds) = (wish.goal, wish.within.as_secs());
     let accepted = match accepted {

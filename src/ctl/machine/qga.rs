@@ -1,4 +1,4 @@
-//! `guestctl qga`: any command of QGA, and its answer as qemu-ga would write it.
+//! `guestctl qga`: executes any QGA command, and prints the answer as qemu-ga would write it.
 
 use std::io::{self, Read as _};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::ctl::machine::answer;
 use crate::ctl::print::Printer;
 use crate::wire::proto::v1::ExecuteQgaRequest;
 
-/// Bytes of a command.
+/// Longest command in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// An answer, as far as it says whether the command failed.
+/// Part of an answer that tells whether the command failed.
 #[derive(Deserialize)]
 struct Answer {
     error: Option<Failure>,
@@ -26,10 +26,10 @@ struct Failure {
     desc: String,
 }
 
-/// Has the command carried out, and prints the answer, whatever that is.
+/// Executes a QGA command, and prints the answer, whatever it is.
 ///
 /// # Errors
-/// If the guest cannot be asked, or answers with an error.
+/// Fails if the guest cannot be reached, or answers with an error.
 pub async fn run(
     daemon: &Daemon,
     printer: &mut Printer,
@@ -43,7 +43,7 @@ pub async fn run(
     let answer = answer(client.execute_qga(request), &name, within).await?.answer;
     printer.text(&String::from_utf8_lossy(&answer))?;
     if answer.is_empty() {
-        // Some commands, such as guest-shutdown, answer nothing if they succeed.
+        // Some commands, such as guest-shutdown, send no answer if they succeed.
         return Ok(());
     }
     match serde_json::from_slice(&answer) {
@@ -53,7 +53,7 @@ pub async fn run(
     }
 }
 
-/// What standard input has, or as much of it as is refused for its size.
+/// Reads standard input, up to the number of bytes at which it is refused for its size.
 fn read() -> Result<Vec<u8>, Error> {
     let mut command = Vec::new();
     let read = io::stdin().lock().take(LONGEST + 1).read_to_end(&mut command);

@@ -1,4 +1,5 @@
-//! `guestctl receipts`: what snapshots of a guest are worth that were taken while its file systems were frozen.
+//! `guestctl receipts`: evidence of the consistency of snapshots that were taken while a guest's file systems
+//! were frozen.
 
 use serde::Serialize;
 
@@ -13,23 +14,23 @@ use crate::receipt::{Receipt, show};
 use crate::text;
 use crate::wire::proto::v1::{GetReceiptRequest, GetReceiptResponse, ListReceiptsRequest};
 
-/// What to do.
+/// Operation on receipts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
-    /// List the newest ones, at most so many.
+    /// List the latest receipts.
     List {
-        /// How many.
+        /// Number of the latest receipts to list.
         last: u32,
     },
-    /// Show the one with this id.
+    /// Show the receipt with this identifier.
     Show(String),
-    /// Say whether it is as the guest has signed it.
+    /// Verify the guest's signature of the receipt.
     Verify(String),
-    /// Start a clone from the snapshot that it is of, and compare.
+    /// Start a clone from the receipt's snapshot, and compare.
     Restore(String, Trial),
 }
 
-/// What programs read of an entry of the list.
+/// Entry of the list, for programs.
 #[derive(Debug, Serialize)]
 struct Listed {
     id: String,
@@ -40,7 +41,7 @@ struct Listed {
     verdict: String,
 }
 
-/// What programs read of one.
+/// Receipt for programs.
 #[derive(Debug, Serialize)]
 struct Shown<'a> {
     receipt: &'a Receipt,
@@ -50,7 +51,7 @@ struct Shown<'a> {
     restored: Option<&'a Mark>,
 }
 
-/// What programs read of a check.
+/// Result of a verification, for programs.
 #[derive(Debug, Serialize)]
 struct Verified<'a> {
     id: &'a str,
@@ -60,10 +61,10 @@ struct Verified<'a> {
     detail: &'a str,
 }
 
-/// Does it.
+/// Carries out an operation on receipts.
 ///
 /// # Errors
-/// If the guest cannot be asked, has no such receipt, or its signature is not good.
+/// Fails if the guest cannot be reached, does not have the receipt, or the signature is not valid.
 pub async fn run(daemon: &Daemon, printer: &mut Printer, name: String, wish: Wish) -> Result<(), Error> {
     match wish {
         Wish::List { last } => list(daemon, printer, name, last).await,
@@ -99,7 +100,7 @@ async fn list(daemon: &Daemon, printer: &mut Printer, name: String, last: u32) -
     Ok(printer.value(&listed, table)?)
 }
 
-/// A receipt, with what guestlet-host says of it.
+/// Receipt with guestlet-host's assessment of it.
 struct Got {
     receipt: Option<Receipt>,
     answer: GetReceiptResponse,
@@ -108,7 +109,7 @@ struct Got {
 async fn get(daemon: &Daemon, name: String, id: String) -> Result<Got, Error> {
     let request = GetReceiptRequest { name: name.clone(), id };
     let answer = answer(daemon.freeze().get_receipt(request), &name, SOON).await?;
-    // guestlet-host has looked at the signature.
+    // guestlet-host has checked the signature.
     let receipt = open(&answer.envelope, None, |_, _, _| Check::Bad).receipt;
     Ok(Got { receipt, answer })
 }
@@ -125,7 +126,8 @@ fn show(printer: &mut Printer, got: &Got) -> Result<(), Error> {
     Ok(printer.value(&Shown { receipt, verdict, detail, restored }, words)?)
 }
 
-/// One that was altered is no receipt; one that nobody has signed is tried all the same, and the mark says so.
+/// Carries out a restore test. An altered receipt is refused. An unsigned one is tested, and the mark records
+/// that.
 async fn restore(printer: &mut Printer, got: &Got, trial: &Trial) -> Result<(), Error> {
     let GetReceiptResponse { verdict, detail, .. } = &got.answer;
     let receipt = got.receipt.as_ref().filter(|_| matches!(&**verdict, "signed" | "unsigned"));

@@ -1,4 +1,4 @@
-//! What two answers of a guest, one after the other, say of what it does now. Pure.
+//! Present load of a guest, calculated from two consecutive answers. Pure.
 
 use serde::Serialize;
 
@@ -7,47 +7,48 @@ use crate::metrics::change::{Counters, samples, value};
 use crate::metrics::{Family, table};
 use crate::wire::proto::v1::{CollectMetricsResponse, MetricSample, RecentMetrics};
 
-/// What is shown of a guest; none of what is not known.
+/// Figures shown for a guest; unknown ones are `None`.
 #[derive(Debug, Clone, PartialEq, Serialize, Default)]
 pub struct Figures {
-    /// The VM's name.
+    /// Name of the VM.
     pub name: String,
-    /// The guest has answered.
+    /// True if the guest has answered.
     pub answers: bool,
-    /// Processors that are online.
+    /// Number of online processors.
     pub cpus: Option<f64>,
-    /// Of the time of all processors, the part in which they worked or were taken by the host.
+    /// Share of the time of all processors in which they were busy, or taken by the host.
     pub cpu_ratio: Option<f64>,
-    /// Memory that programs could not have.
+    /// Memory that is not available to programs.
     pub memory_used_bytes: Option<f64>,
-    /// All memory.
+    /// Total memory.
     pub memory_total_bytes: Option<f64>,
-    /// Of the time, the part in which something waited for a processor, memory, a disk.
+    /// Share of the time in which a task waited for a processor.
     pub waiting_cpu_ratio: Option<f64>,
-    /// For memory.
+    /// Share of the time in which a task waited for memory.
     pub waiting_memory_ratio: Option<f64>,
-    /// For disks.
+    /// Share of the time in which a task waited for disks.
     pub waiting_io_ratio: Option<f64>,
-    /// Bytes of all disks together.
+    /// Bytes read from all disks together.
     pub disk_read_bytes_per_second: Option<f64>,
-    /// Written.
+    /// Bytes written to all disks together.
     pub disk_written_bytes_per_second: Option<f64>,
-    /// Bytes of all interfaces together.
+    /// Bytes received on all interfaces together.
     pub network_received_bytes_per_second: Option<f64>,
-    /// Sent.
+    /// Bytes sent on all interfaces together.
     pub network_sent_bytes_per_second: Option<f64>,
-    /// Of the fullest file system, the part that is used.
+    /// Used share of the fullest file system.
     pub fullest_ratio: Option<f64>,
-    /// Where that is mounted.
+    /// Mount point of the fullest file system.
     pub fullest_mount_point: Option<String>,
-    /// Units of systemd that have failed.
+    /// Number of failed systemd units.
     pub units_failed: Option<f64>,
-    /// How it was in the last minutes.
+    /// Load in the last minutes.
     #[serde(skip)]
     pub recent: Option<RecentMetrics>,
 }
 
-/// How much more there is of it, over all labels that both have; none if there is none, or it began anew.
+/// Returns the increase of a counter, summed over all labels that both answers have; `None` if there are
+/// none, or a counter was reset.
 fn more(before: &CollectMetricsResponse, now: &CollectMetricsResponse, family: &Family) -> Option<f64> {
     let mut sum = None;
     for sample in samples(now, family) {
@@ -62,7 +63,7 @@ fn more(before: &CollectMetricsResponse, now: &CollectMetricsResponse, family: &
 }
 
 impl Figures {
-    /// Of the guest of the VM of this name: what it has answered before, and now.
+    /// Calculates the figures of the guest of the VM of this name, from its previous and its present answer.
     pub fn of(
         name: &str,
         before: Option<&CollectMetricsResponse>,
@@ -86,7 +87,7 @@ impl Figures {
         figures
     }
 
-    /// What has changed since then.
+    /// Calculates the rates since the previous answer.
     fn since(&mut self, before: &CollectMetricsResponse, now: &CollectMetricsResponse) {
         let counters = Counters::of(now).zip(Counters::of(before));
         let Some(change) = counters.and_then(|(now, before)| now.since(&before)) else { return };
@@ -115,20 +116,20 @@ impl Figures {
         .unwrap_or(-1.0)
     }
 
-    /// The part of the time in which something waited, for whatever it waited most.
+    /// Returns the largest of the shares of time in which tasks waited.
     pub fn waiting_ratio(&self) -> Option<f64> {
         let all = [self.waiting_cpu_ratio, self.waiting_memory_ratio, self.waiting_io_ratio];
         all.into_iter().flatten().reduce(f64::max)
     }
 
-    /// The part of the memory that is used.
+    /// Returns the used share of the memory.
     pub fn memory_ratio(&self) -> Option<f64> {
         let total = self.memory_total_bytes.filter(|total| *total > 0.0)?;
         self.memory_used_bytes.map(|used| used / total)
     }
 }
 
-/// The fullest file system that can be written to.
+/// Returns the fullest file system that is writable.
 fn fullest(answer: &CollectMetricsResponse) -> Option<(f64, String)> {
     let used = |size: &MetricSample| {
         let labels: Vec<_> = size.labels.iter().map(String::as_str).collect();
@@ -142,7 +143,7 @@ fn fullest(answer: &CollectMetricsResponse) -> Option<(f64, String)> {
     all.reduce(|one, other| if other.0 > one.0 { other } else { one })
 }
 
-/// Sorts guests: those first of which there is most, and by name where that is the same.
+/// Sorts guests in descending order of a figure, and by name where it is equal.
 pub fn sort(all: &mut [Figures], by: Sort) {
     all.sort_by(|one, other| other.rank(by).total_cmp(&one.rank(by)).then_with(|| one.name.cmp(&other.name)));
 }
@@ -197,7 +198,7 @@ mod tests {
             ..Figures::default()
         };
         assert_eq!(figures, expected);
-        // Counters of another boot, or that went back, say nothing.
+        // Counters of another boot, or counters that went back, are not comparable.
         for before in [at(0.0, "b"), at(8.0, "a")] {
             let figures = Figures::of("web", Some(&before), Some(&now));
             assert_eq!((figures.cpu_ratio, figures.disk_read_bytes_per_second), (None, None));

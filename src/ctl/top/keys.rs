@@ -1,4 +1,4 @@
-//! Keys that are pressed.
+//! Keys pressed on the terminal.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -12,28 +12,29 @@ use crate::sys::descriptor;
 /// Ctrl-C, as a raw terminal passes it on.
 const INTERRUPT: u8 = 3;
 
-/// The keys that are pressed on the terminal that is standard input.
+/// Keys pressed on the terminal at standard input.
 pub struct Keys {
     terminal: File,
     left: Vec<u8>,
 }
 
 impl Keys {
-    /// From now on.
+    /// Starts to read keys.
     ///
     /// # Errors
-    /// If there is no room for another descriptor.
+    /// Fails if no further descriptor can be opened.
     pub fn open() -> io::Result<Self> {
         Ok(Self { terminal: io::stdin().as_fd().try_clone_to_owned()?.into(), left: Vec::new() })
     }
 
-    /// The next one; none if the terminal is gone.
+    /// Returns the next key; `None` if the terminal was closed.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// Fails if the terminal cannot be read.
     pub async fn next(&mut self) -> io::Result<Option<u8>> {
         if self.left.is_empty() {
-            // Others may have the terminal, too: it is not made one that does not wait, and is read when something is there.
+            // Others may share the terminal, so it is not switched to non-blocking mode, and is read only when input is
+            // available.
             descriptor::wait(self.terminal.as_fd(), Interest::READABLE).await?;
             let mut bytes = [0; 64];
             let length = self.terminal.read(&mut bytes)?;
@@ -42,7 +43,7 @@ impl Keys {
         Ok(self.left.pop())
     }
 
-    /// Completes when somebody wants to end it; other keys are lost.
+    /// Completes when the user ends the program; other keys are ignored.
     pub async fn until_quit(&mut self) {
         while let Ok(Some(key)) = self.next().await {
             if is_quit(key) {
@@ -52,12 +53,12 @@ impl Keys {
     }
 }
 
-/// Whether this key ends it.
+/// Returns whether this key ends the program.
 pub fn is_quit(key: u8) -> bool {
     matches!(key, b'q' | b'Q' | INTERRUPT)
 }
 
-/// By what this key sorts.
+/// Returns the order that this key selects.
 pub fn sort(key: u8) -> Option<Sort> {
     Some(match key {
         b'c' => Sort::Cpu,

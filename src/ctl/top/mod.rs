@@ -1,5 +1,5 @@
-//! `guestctl top`: what all guests do now. `figures` makes numbers of two answers of a guest, `screen` lines of the numbers, and
-//! here is asked, drawn, and listened to the keys.
+//! `guestctl top`: the present load of all guests. `figures` calculates numbers from two answers of a guest,
+//! and `screen` formats them. This file collects the answers, draws, and handles keys.
 
 mod figures;
 mod keys;
@@ -48,25 +48,25 @@ pub enum Sort {
     Name,
 }
 
-/// What is wished.
+/// Options of `guestctl top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wish {
-    /// By what rows are sorted.
+    /// Order of the rows.
     pub sort: Sort,
-    /// How often guests are asked.
+    /// Interval at which guests are called.
     pub every: Duration,
-    /// Only once, and then it ends.
+    /// True to show the load once, and then end.
     pub once: bool,
 }
 
-/// How long a guest is waited for.
+/// Timeout for one guest.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// How many are asked at a time.
+/// Guests that are called at the same time.
 const AT_A_TIME: usize = 32;
-/// What is asked twice to know how fast something goes up lies so far apart.
+/// Interval between the first two calls, from which rates are calculated.
 const APART: Duration = Duration::from_secs(1);
 
-/// The second screen of a terminal, without a cursor, until this is dropped.
+/// Alternate screen of a terminal, without a cursor, until this is dropped.
 struct Screen {
     _raw: Changed,
 }
@@ -79,26 +79,26 @@ impl Screen {
     }
 }
 
-/// Draws these lines in place of what was there before.
+/// Draws these lines in place of the previous ones.
 fn draw(lines: &[String]) -> io::Result<()> {
-    // Between lines, and not after the last one, by which a full screen would move up.
+    // Line breaks are written only between lines: one after the last would scroll a full screen.
     let text = format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n"));
     standard::write(standard::stream(io::stdout())?, text.as_bytes())
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Where the terminal is gone nothing has to be as before.
+        // A terminal that was closed need not be restored.
         if let Ok(stream) = standard::stream(io::stdout()) {
             drop(standard::write(stream, b"\x1b[?25h\x1b[?1049l"));
         }
     }
 }
 
-/// Shows what guests do, until somebody ends it, or once.
+/// Shows the load of the guests, once or until the user ends it.
 ///
 /// # Errors
-/// If the daemon cannot be asked, or there is no terminal to show it on.
+/// Fails if the daemon cannot be reached, or there is no terminal to show it on.
 pub async fn run(daemon: Daemon, printer: &mut Printer, wish: Wish) -> Result<(), Error> {
     if wish.once {
         let mut all = ask(&daemon, &BTreeMap::new()).await?;
@@ -147,13 +147,13 @@ async fn follow(daemon: &Daemon, wish: Wish) -> Result<(), Error> {
     }
 }
 
-/// What was answered, by the names of VMs, and what it comes to.
+/// Answers of the guests by the names of VMs, and the figures calculated from them.
 struct Asked {
     answers: BTreeMap<String, CollectMetricsResponse>,
     figures: Vec<Figures>,
 }
 
-/// Asks all guests; `before` is what they have answered before.
+/// Calls all guests; `before` has their previous answers.
 async fn ask(daemon: &Daemon, before: &BTreeMap<String, CollectMetricsResponse>) -> Result<Asked, Error> {
     let wanted = ListVirtualMachinesRequest { with_recent: true, ..Default::default() };
     let vms = client::list(&mut daemon.admin(), wanted).await?;

@@ -1,4 +1,4 @@
-//! Lines of a terminal, in which 80 columns are enough. Pure.
+//! Lines for a terminal of at least 80 columns. Pure.
 
 use std::fmt::Write as _;
 
@@ -10,23 +10,23 @@ use crate::text;
 
 const HEAD: [&str; 12] =
     ["CPU", "MEM", "OF", "W-CPU", "W-MEM", "W-IO", "READ", "WRITE", "RECV", "SEND", "FULL", "NAME"];
-/// Of each column but the last.
+/// Widths of all columns but the last.
 const WIDTHS: [usize; 11] = [4, 4, 6, 5, 5, 4, 5, 5, 5, 5, 4];
 const HELP: &str = "q quit  h history  by: c CPU m memory p pressure d disk n network f full a name";
-/// A minute for each column.
+/// Columns of the bars, one per minute.
 const BARS: u32 = 15;
 
-/// What is shown of guests.
+/// Figures that are shown for guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View {
-    /// What they do now.
+    /// Present load.
     Now,
-    /// How they were in the last 15 minutes.
+    /// Load in the last 15 minutes.
     History,
 }
 
 impl View {
-    /// The other one.
+    /// Returns the other view.
     pub fn other(self) -> Self {
         if self == Self::Now { Self::History } else { Self::Now }
     }
@@ -36,7 +36,7 @@ fn percent(ratio: Option<f64>) -> String {
     ratio.map_or("-".to_owned(), |ratio| format!("{:.0}%", ratio * 100.0))
 }
 
-/// At most five characters: `1023`, `1.5K`, `1023K`, `23G`.
+/// Formats a number of bytes in at most five characters: `1023`, `1.5K`, `1023K`, `23G`.
 fn bytes(number: Option<f64>) -> String {
     let Some(mut number) = number else { return "-".to_owned() };
     let mut unit = "";
@@ -81,7 +81,7 @@ fn line(cells: &[String; 12], columns: usize) -> String {
     line.chars().take(columns).collect()
 }
 
-/// A line of the history: each value as it is now, after its bars.
+/// Formats a line of the history: the present value of each figure after its bars.
 fn history(figures: &Figures, bars: Bars, columns: usize) -> String {
     let recent = figures.recent.as_ref();
     let parts = [
@@ -98,14 +98,14 @@ fn history(figures: &Figures, bars: Bars, columns: usize) -> String {
     line.chars().take(columns).collect()
 }
 
-/// The head of the history.
+/// Formats the header of the history.
 fn history_head(columns: usize) -> String {
     let of = |name: &str| format!("{name:<15} {:>4} ", "NOW");
     let head = format!("{}{}{}NAME", of("CPU 15 MIN"), of("MEM"), of("WAITING"));
     head.chars().take(columns).collect()
 }
 
-/// What is on a terminal of this size: a head, as many guests as there is room for, and the keys.
+/// Formats the lines for a terminal of this size: a header, as many guests as fit, and the keys.
 pub fn lines(all: &[Figures], (sort, view, bars): (Sort, View, Bars), size: Size) -> Vec<String> {
     let (rows, columns) = (usize::from(size.rows.max(4)), usize::from(size.columns.max(20)));
     let room = rows - 3;
@@ -128,7 +128,7 @@ pub fn lines(all: &[Figures], (sort, view, bars): (Sort, View, Bars), size: Size
     lines
 }
 
-/// The same as a table without an end.
+/// Formats the same as a table of any length.
 pub fn table(all: &[Figures]) -> String {
     let rows: Vec<_> = std::iter::once(HEAD.map(str::to_owned)).chain(all.iter().map(cells)).collect();
     text::table(&rows)

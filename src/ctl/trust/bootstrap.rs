@@ -1,16 +1,16 @@
-//! `guestctl trust bootstrap`: what to add to a VM so that its guest knows its host half by its key.
+//! `guestctl trust bootstrap`: what to add to a VM so that its guest recognises its host half by its key.
 //!
-//! Pure: strings in, text out. To add a platform: its [`Format`], and the function that writes it. What the guest looks for,
-//! and where, is in `trust::provided`.
+//! Pure: strings in, text out. To add a platform: its [`Format`], and the function that writes it. The names
+//! and places in which the guest looks are in `trust::provided`.
 
 use clap::ValueEnum;
 
-/// Names of the credentials.
+/// Names of the systemd credentials.
 const HOSTS: &str = "guestlet.hosts";
 const ENROLLMENT: &str = "guestlet.enroll";
-/// The file for the key. Keys that are told later are in files of other names.
+/// File for the bootstrap key. Keys that are added later are in files of other names.
 const KEY_FILE: &str = "/etc/guestlet/hosts.d/bootstrap.pub";
-/// The file for the token, where systemd looks for credentials of the guest's own.
+/// File for the token, in the directory where systemd looks for credentials of the guest itself.
 const TOKEN_FILE: &str = "/etc/credstore/guestlet.enroll";
 
 /// For what it is.
@@ -29,7 +29,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// What stands above the part, where there are several.
+    /// Returns the title of this part in an output with several parts.
     fn title(self) -> &'static str {
         match self {
             Self::Qemu => "QEMU",
@@ -41,8 +41,8 @@ impl Format {
     }
 }
 
-/// What to add to the VM `vm`. `key_line` is the host half's public key, as the guest reads it; `token` a secret for the first
-/// contact, if there is to be one.
+/// Formats what to add to the VM `vm`. `key_line` is the host half's public key in the form that the guest
+/// reads; `token` is a secret for the first contact, if one is to be used.
 pub fn text(format: Format, vm: &str, key_line: &str, token: Option<&str>) -> String {
     let key = key_line.trim();
     match format {
@@ -54,7 +54,7 @@ pub fn text(format: Format, vm: &str, key_line: &str, token: Option<&str>) -> St
     }
 }
 
-/// The same for every platform, each below its name.
+/// Formats the same for every platform, each under its name.
 pub fn all(vm: &str, key_line: &str, token: Option<&str>) -> String {
     let part =
         |format: &Format| format!("=== {} ===\n\n{}", format.title(), text(*format, vm, key_line, token));
@@ -63,7 +63,7 @@ pub fn all(vm: &str, key_line: &str, token: Option<&str>) -> String {
 
 fn qemu(vm: &str, key: &str, token: Option<&str>) -> String {
     let given = || [(HOSTS, Some(key)), (ENROLLMENT, token)].into_iter();
-    // A comma within an option is written twice, and the shell is to take each option as it is.
+    // Commas within an option are doubled, and quotes protect the option from the shell.
     let option = |option: &str, value: String| format!("{option} '{}'\n", value.replace('\'', r"'\''"));
     let smbios = given().filter_map(|(name, value)| {
         let value = value?.replace(',', ",,");
@@ -94,7 +94,7 @@ fn libvirt(key: &str, token: Option<&str>) -> String {
     )
 }
 
-/// A text within an XML element.
+/// Escapes a text for an XML element.
 fn in_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
@@ -111,12 +111,12 @@ fn kubevirt(vm: &str, key: &str, token: Option<&str>) -> String {
 
 fn cloud_init(vm: &str, key: &str, token: Option<&str>) -> String {
     let data = user_data(key, token);
-    // Its first line says what it is.
+    // The first line identifies the format, so it has to stay first.
     let (first, rest) = data.split_once('\n').unwrap_or((&data, ""));
     format!("{first}\n# For the VM {vm:?}; it is read at the first boot only.\n{rest}")
 }
 
-/// User data of cloud-init.
+/// Formats user data for cloud-init.
 fn user_data(key: &str, token: Option<&str>) -> String {
     let mut text = format!("#cloud-config\nwrite_files:\n{}", written(KEY_FILE, "0644", key));
     if let Some(token) = token {
@@ -125,7 +125,7 @@ fn user_data(key: &str, token: Option<&str>) -> String {
     text
 }
 
-/// A file that cloud-init writes.
+/// Formats a file that cloud-init writes.
 fn written(path: &str, mode: &str, line: &str) -> String {
     format!("  - path: {path}\n    permissions: \"{mode}\"\n    content: |\n      {line}\n")
 }
@@ -138,7 +138,8 @@ fn indented(text: &str, columns: usize) -> String {
 fn file(vm: &str, key: &str, token: Option<&str>) -> String {
     let mut text = format!("# {KEY_FILE} in the VM {vm:?}, mode 0644\n{key}\n");
     if let Some(token) = token {
-        // Not as a line that stays when all of it is written into the key's file.
+        // The token is not printed as a line of its own, which would end up in the key's file if the whole output
+        // were written there.
         text = format!(
             "# As root in the VM {vm:?}:\n\
              install -D -m 0644 /dev/stdin {KEY_FILE} << 'END'\n{key}\nEND\n\
@@ -161,7 +162,7 @@ mod tests {
         serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
-    /// What cloud-init would write.
+    /// Returns the files that cloud-init would write.
     fn files(user_data: &str) -> Vec<(String, String, String)> {
         assert!(user_data.starts_with("#cloud-config\n"), "{user_data}");
         let data = yaml(user_data);
@@ -186,7 +187,7 @@ mod tests {
         for (option, name) in options.iter().zip(["-smbios", "-smbios", "-fw_cfg", "-fw_cfg"]) {
             let value = option.strip_prefix(name).unwrap().trim();
             let value = value.strip_prefix('\'').unwrap().strip_suffix('\'').unwrap().replace(r"'\''", "'");
-            // What is left of the commas once those that are doubled are taken out are those between an option's parts.
+            // Once doubled commas are removed, the remaining ones separate the parts of an option.
             assert_eq!(value.replace(",,", "").matches(',').count(), 1, "{value}");
             let value = value.replace(",,", ",");
             assert!(

@@ -1,4 +1,4 @@
-//! `guestctl trust`: who trusts whom, and how that begins.
+//! `guestctl trust`: the keys by which host halves and guests trust each other, and the initial trust.
 
 use std::time::SystemTime;
 
@@ -15,59 +15,59 @@ use crate::wire::proto::v1::{
 
 pub mod bootstrap;
 
-/// What to do.
+/// Operation on keys.
 #[derive(Debug, Clone)]
 pub enum Action {
     /// List all keys.
     List,
-    /// Show what is known of one guest's.
+    /// Show what is known of one guest's key.
     Show {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
     },
-    /// Take the key that a guest was refused with.
+    /// Accept the key with which a guest was refused.
     Accept {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// The key that is meant; empty for any.
+        /// Expected key; empty for any.
         key: String,
     },
-    /// Forget a guest's key.
+    /// Forget the key of a guest.
     Forget {
-        /// The VM's name, or its UUID.
+        /// Name of the VM, or its UUID.
         name: String,
     },
-    /// Forget the keys of all VMs that the settings do not list any more.
+    /// Forget the keys of all VMs that the settings no longer list.
     ForgetUnlisted,
-    /// Have a guest make itself another.
+    /// Make a guest generate a new key.
     Rotate {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
     },
-    /// Give the host half another key.
+    /// Change the key of the host half.
     RotateHost {
-        /// Use the next one from now on.
+        /// True to use the next key from now on.
         finish: bool,
-        /// Also if guests do not know it.
+        /// True to change it even if some guests do not know the next key.
         force: bool,
     },
-    /// Print what a guest needs.
+    /// Print what a guest needs for the initial trust.
     Bootstrap {
-        /// The VM's name.
+        /// Name of the VM.
         name: String,
-        /// For what it is; for all that there is if it is not said.
+        /// Format of the output; `None` for all formats.
         format: Option<bootstrap::Format>,
-        /// With a token for the first contact.
+        /// True to include a token for the first contact.
         with_token: bool,
-        /// What the host half is to be given.
+        /// Roles that the guest is to grant to the host half.
         roles: Vec<String>,
     },
 }
 
-/// Does it.
+/// Carries out an operation on keys.
 ///
 /// # Errors
-/// If the daemon does not answer or refuses, or standard output cannot be written.
+/// Fails if the daemon does not answer or refuses, or standard output cannot be written.
 pub async fn run(mut client: Client, printer: &mut Printer, action: Action) -> Result<(), Error> {
     match action {
         Action::List => list(client, printer).await,
@@ -164,20 +164,20 @@ struct Bootstrap<'a> {
 struct List {
     host_key: String,
     ca_key: String,
-    /// Of a cluster.
+    /// Host halves of the nodes of a cluster.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nodes: Vec<HostHalf>,
     guests: Vec<One>,
 }
 
-/// The keys of a host half.
+/// Keys of a host half.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct HostHalf {
-    /// Its node, in a cluster.
+    /// Node of the host half, in a cluster.
     pub node: String,
-    /// What guests know it by.
+    /// Key by which guests know the host half.
     pub host_key: String,
-    /// The CA that vouches for it, if one does.
+    /// Key of the CA that has signed it, if there is one.
     pub ca_key: String,
 }
 
@@ -218,10 +218,10 @@ impl From<GuestKey> for One {
     }
 }
 
-/// All keys that a host half knows.
+/// Returns all keys that a host half knows.
 ///
 /// # Errors
-/// If it does not answer or refuses.
+/// Fails if it does not answer or refuses.
 pub async fn keys(mut client: Client) -> Result<ListKeysResponse, Error> {
     answer(client.list_keys(ListKeysRequest::default()), "").await
 }
@@ -232,10 +232,10 @@ async fn list(client: Client, printer: &mut Printer) -> Result<(), Error> {
     show_all(printer, &[half], &guests)
 }
 
-/// Writes the keys of host halves, of which those of a cluster have nodes, and of guests.
+/// Writes the keys of host halves and of guests. Host halves of a cluster have nodes.
 ///
 /// # Errors
-/// If standard output cannot be written.
+/// Fails if standard output cannot be written.
 pub fn show_all(printer: &mut Printer, halves: &[HostHalf], guests: &[GuestKey]) -> Result<(), Error> {
     let (this, of_nodes) = match halves {
         [this] if this.node.is_empty() => (this.clone(), &[][..]),
@@ -276,12 +276,12 @@ pub fn show_all(printer: &mut Printer, halves: &[HostHalf], guests: &[GuestKey])
     })?)
 }
 
-/// The VM's name, as far as it is known.
+/// Returns the name of the VM if it is known, and its UUID otherwise.
 fn or_uuid(key: &GuestKey) -> String {
     if key.name.is_empty() { key.uuid.clone() } else { key.name.clone() }
 }
 
-/// What is not as usual.
+/// Describes anything unusual about a key.
 fn notes(key: &GuestKey) -> Vec<String> {
     let mut notes = Vec::new();
     if key.no_vm {

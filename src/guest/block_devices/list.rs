@@ -1,4 +1,4 @@
-//! The list of disks and partitions.
+//! List of disks and partitions, for `guest-get-disks`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,23 +9,24 @@ use crate::sys::block::{self, Number, Sized};
 use crate::sys::error_chain;
 use crate::sys::nvme::{self, Health};
 
-/// So many disks that the list is not made in passing: more than 1 ms of work.
+/// Number of disks above which the list takes more than 1 ms and is not made on the event loop.
 const MANY: usize = 64;
 
-/// A disk or a partition of one.
+/// Disk, or partition of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Such as `/dev/vda1`.
+    /// Device file, such as `/dev/vda1`.
     pub file: String,
-    /// A partition, not a whole disk.
+    /// True for a partition, false for a whole disk.
     pub partition: bool,
-    /// Files of the devices that it is made of; of a partition: the disk's. None if the kernel does not say.
+    /// Device files that the device is made of; for a partition, that of its disk. `None` if the kernel does not show
+    /// them.
     pub parts: Option<Vec<String>>,
-    /// Where it is; none for partitions, and for disks that exist in the kernel only.
+    /// Location and serial number; `None` for partitions and for virtual disks, which exist in the kernel only.
     pub disk: Option<Disk>,
-    /// The name that device-mapper has for it.
+    /// Name of a device-mapper device.
     pub alias: Option<String>,
-    /// How it is, if it is an NVMe disk that says so.
+    /// Health of an NVMe disk, if it reports that.
     pub health: Option<Health>,
 }
 
@@ -35,8 +36,8 @@ impl Listed {
     }
 }
 
-/// The disks that have a size, and their partitions, in qemu-ga's order: the last in the kernel's comes first, and
-/// the partitions before their disk.
+/// Returns the disks that have a size, and their partitions, in qemu-ga's order: the kernel's order reversed, so
+/// that the partitions come before their disk.
 ///
 /// # Errors
 /// If the kernel has no list of disks, or if it must be [waited](Wait).
@@ -56,8 +57,8 @@ pub fn list(guest: &Guest, wait: Wait) -> Result<Vec<Listed>, Error> {
     for name in &disks {
         let Ok(place) = block::disk_place(root, name) else { continue };
         let number = known.numbers.get(name.as_str()).copied();
-        // What is in /proc/partitions has a size. Linux before 5.17 leaves drives with media that can be taken
-        // out away from there; what exists in the kernel only is none.
+        // A disk in /proc/partitions has a size. Linux before 5.17 leaves drives with removable media out of that file;
+        // virtual disks, which exist in the kernel only, are not such drives.
         let has_size = number.is_some()
             || (partitions.is_none() || !block::is_virtual(&place))
                 && !matches!(root.line(&format!("{place}/size")).as_str(), "" | "0");
@@ -91,7 +92,7 @@ fn whole(
             (Bus::Nvme, Wait::Can) => health(guest, &file),
             _ => None,
         };
-        // It is made of itself only.
+        // A disk with hardware behind it is not made of other devices.
         return Ok(Listed { parts: Some(Vec::new()), disk: Some(disk), health, ..Listed::named(file) });
     }
     let parts = block::parts(root, place)
@@ -109,12 +110,12 @@ fn health(guest: &Guest, file: &str) -> Option<Health> {
     log.ok().map(|log| nvme::parse(&log))
 }
 
-/// What /proc/partitions says.
+/// Contents of /proc/partitions.
 #[derive(Debug, Default)]
 struct Known {
-    /// Of whole disks and partitions.
+    /// Device numbers of disks and partitions, by name.
     numbers: HashMap<String, Number>,
-    /// The names of partitions, by that of their disk.
+    /// Names of partitions, by the name of their disk.
     partitions: HashMap<String, Vec<String>>,
 }
 

@@ -1,6 +1,6 @@
-//! Block devices as QGA clients and their hosts know them: the disks and partitions that there are ([`list`]), what file systems are
-//! on ([`Finder`]), what was read and written ([`statistics`]). Nothing is kept: each question reads what the kernel shows, beside
-//! the [`serials`] that the monitor of disks has already asked for.
+//! Block devices as QGA clients and their hosts know them: the present disks and partitions ([`list`]), the disks
+//! that file systems are on ([`Finder`]), and read and write statistics ([`statistics`]). Nothing is cached: each
+//! call reads what the kernel shows, apart from the [`serials`] that the monitor of disks has read already.
 
 pub mod list;
 pub mod serials;
@@ -16,55 +16,57 @@ use crate::sys::diskstats::{self, Statistics};
 use crate::sys::error_chain;
 use crate::sys::root::Root;
 
-/// How deep devices may be stacked; deeper ones are left out.
+/// Maximum depth of stacked devices; deeper ones are left out.
 const MAX_DEPTH: usize = 16;
 
-/// Whether who asks can wait for disks to answer.
+/// Permission of a call to wait for disks to answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// It blocks nobody else.
+    /// The caller may block, because nothing else waits for its thread.
     Can,
-    /// It is told [`Error::MustWait`] instead. What the kernel knows by itself is told at once.
+    /// The caller must not block, and gets [`Error::MustWait`] instead. Data that the kernel has at hand is returned
+    /// at once.
     Cannot,
 }
 
-/// Why nothing is told.
+/// Reason why no device is returned.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A list of the kernel's is missing.
+    /// One of the kernel's lists cannot be read.
     #[error("cannot read {path}")]
     Unreadable {
-        /// Where it should be.
+        /// Path of the list.
         path: &'static str,
-        /// Why not.
+        /// Error of reading it.
         source: io::Error,
     },
-    /// A disk has to be asked, or there is much to look up, and who asks [cannot](Wait::Cannot) wait.
+    /// A disk has to be queried, or there are many to look up, and the caller [cannot](Wait::Cannot) wait.
     #[error("this has to be waited for")]
     MustWait,
 }
 
-/// A disk, or a partition of one, as a host knows it.
+/// Disk, or partition of one, as a host knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// Where it is.
+    /// Location of the disk on its bus.
     pub location: Location,
-    /// udev's word, or else the disk's own.
+    /// Serial number from udev, or else from the disk itself.
     pub serial: Option<String>,
-    /// Such as `/dev/vda1`.
+    /// Device file, such as `/dev/vda1`.
     pub file: String,
 }
 
-/// A block device that a file system is on.
+/// Block device that a file system is on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Such as `vda1` or `dm-0`; its number where the kernel does not show it.
+    /// Kernel name, such as `vda1` or `dm-0`; the device number where sysfs does not show the device.
     pub name: String,
-    /// The disks and partitions that it is, or is made of, in qemu-ga's order: the last in the kernel's comes first.
+    /// Disks and partitions that the device is, or is made of, in qemu-ga's order, which is the kernel's order
+    /// reversed.
     pub disks: Vec<Disk>,
 }
 
-/// Looks devices up, each one once.
+/// Finder of devices that looks up each one only once.
 #[derive(Debug)]
 pub struct Finder<'a> {
     guest: &'a Guest,
@@ -73,12 +75,12 @@ pub struct Finder<'a> {
 }
 
 impl<'a> Finder<'a> {
-    /// Nothing is known yet.
+    /// Creates a finder that has looked up no device yet.
     pub fn new(guest: &'a Guest, wait: Wait) -> Self {
         Self { guest, wait, found: HashMap::new() }
     }
 
-    /// The device with this number.
+    /// Returns the device with this number.
     ///
     /// # Errors
     /// [`Error::MustWait`] only.
@@ -103,7 +105,7 @@ fn device(guest: &Guest, number: Number, wait: Wait) -> Result<Device, Error> {
     Ok(Device { name: block::name(&place).to_owned(), disks })
 }
 
-/// The disks below a device, in the kernel's order.
+/// Adds the disks below a device, in the kernel's order.
 fn collect(
     guest: &Guest,
     place: &str,
@@ -116,7 +118,7 @@ fn collect(
         disks.push(disk(guest, place, number, wait)?);
         return Ok(());
     }
-    // A partition of a virtual disk has no parts of its own: it is where the disk is.
+    // A partition of a virtual disk has no lower devices of its own: use those of the disk.
     let parts = block::parts(&guest.root, block::whole(place)).unwrap_or_else(|error| {
         tracing::debug!("{place}: {}", error_chain::words(&error));
         None
@@ -129,7 +131,7 @@ fn collect(
     Ok(())
 }
 
-/// The disk or partition at `place`, whose number is read where it is not known.
+/// Returns the disk or partition at the sysfs path `place`; reads its number if that is not given.
 fn disk(guest: &Guest, place: &str, number: Option<Number>, wait: Wait) -> Result<Disk, Error> {
     let root = &guest.root;
     let controller = block::controller(root, place);
@@ -146,10 +148,10 @@ fn disk(guest: &Guest, place: &str, number: Option<Number>, wait: Wait) -> Resul
     })
 }
 
-/// What every disk and partition has read and written, in the kernel's order.
+/// Returns the read and write statistics of every disk and partition, in the kernel's order.
 ///
 /// # Errors
-/// If the kernel keeps no such list.
+/// If /proc/diskstats cannot be read.
 pub fn statistics(root: &Root) -> Result<Vec<Statistics>, Error> {
     const PATH: &str = "/proc/diskstats";
     let file = root.read(PATH).map_err(|source| Error::Unreadable { path: PATH, source })?;

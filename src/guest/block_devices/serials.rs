@@ -1,8 +1,8 @@
-//! Serial numbers of disks for those who list them: udev's word where it runs, or else the disk's own.
+//! Serial numbers of disks for lists of disks: from udev where it runs, or else from the disk itself.
 //!
-//! To ask a virtual disk for its serial number is a request to the host, which takes longer than everything else
-//! that is told of it. What the monitor of disks was told is remembered in the [`Room`]; only where it does not run is the
-//! disk asked here.
+//! Reading the serial number of a virtual disk is a request to the host, which takes longer than all other
+//! properties of the disk together. The monitor of disks keeps the serial numbers that it has read in the
+//! [`Room`]; only where the monitor does not run is the disk queried here.
 //!
 //! [`Room`]: crate::guest::disks::room::Room
 
@@ -12,7 +12,7 @@ use crate::guest::disks::identity::Serial;
 use crate::sys::block::{self, Number};
 use crate::sys::{disk_serial, udev};
 
-/// The serial number of the block device with this number, which is at `place`.
+/// Returns the serial number of the block device with this number, whose sysfs path is `place`.
 ///
 /// # Errors
 /// [`Error::MustWait`] only.

@@ -1,5 +1,5 @@
-//! One rule applied to one disk, and undone again. From its first look to its last step the disk is held: what is done is
-//! done to that one, and nobody else does anything to it meanwhile.
+//! Applies one rule to one disk, and undoes it again. The disk is held from the first look to the last step, so
+//! that all steps act on the same disk and no other operation changes it in between.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,92 +25,92 @@ use crate::guest::{Guest, accounts, volumes};
 use crate::sys::mountinfo::{self, MountList};
 use crate::sys::{block, blocking, error_chain, folders, program, swaps};
 
-/// How long making a file system may take.
+/// Time limit for making a file system.
 const TO_FORMAT: Duration = Duration::from_secs(30 * 60);
-/// How long mounting may take, with a check of the file system.
+/// Time limit for mounting, including a check of the file system.
 const TO_MOUNT: Duration = Duration::from_secs(30 * 60);
-/// How long unmounting may take, with what is to be written before.
+/// Time limit for unmounting, including writing back dirty data.
 const TO_UNMOUNT: Duration = Duration::from_secs(90);
-/// How long growing may take.
+/// Time limit for growing a partition and what is on it.
 const TO_GROW: Duration = Duration::from_secs(30 * 60);
-/// How long folders, users and groups may take to be found.
+/// Time limit for looking up directories, users and groups.
 const TO_LOOK: Duration = Duration::from_secs(30);
 
-/// Why a rule could not be applied, or not be undone.
+/// Reasons why a rule could not be applied or undone.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What is done to disks did not succeed.
+    /// An operation on the disk failed.
     #[error(transparent)]
     Volume(#[from] volumes::Error),
-    /// The mount point cannot be.
+    /// The mount point is unusable.
     #[error("the mount point cannot be used")]
     Folder(#[from] folders::Error),
-    /// Its last part was a link for a moment.
+    /// The last component of the mount point was replaced by a symbolic link while the rule was applied.
     #[error("the mount point {} leads through a symbolic link", .0.display())]
     Link(PathBuf),
-    /// There is no such user.
+    /// The owner is unknown or could not be looked up.
     #[error("the owner cannot be")]
     Owner(#[source] accounts::Error),
-    /// There is no such group.
+    /// The group does not exist.
     #[error("unknown group {0:?}")]
     NoGroup(String),
-    /// Groups cannot be looked up.
+    /// The list of groups cannot be read.
     #[error("groups cannot be looked up")]
     Groups(#[source] io::Error),
-    /// The disk is blank, and may not be formatted.
+    /// The disk is blank, and the rule does not allow formatting.
     #[error("{file} is blank, and the rule does not say format-if-blank")]
     Blank {
-        /// The device.
+        /// The device node.
         file: String,
     },
-    /// It has nothing that it could be known again by.
+    /// The disk has neither a serial number nor a WWN by which it could be recognised later.
     #[error(
         "{file} has neither a serial number nor a WWN to be recognised by later, and so is not formatted"
     )]
     Nameless {
-        /// The device.
+        /// The device node.
         file: String,
     },
-    /// It may be another disk than the rule means.
+    /// The disk reports only the beginning of the rule's serial number, and may be a different disk.
     #[error(
         "{file} shows only {said:?} of its serial number, and so is not formatted; a rule with this serial would format it"
     )]
     Cut {
-        /// The device.
+        /// The device node.
         file: String,
-        /// What the disk says.
+        /// The part of the serial number that the disk reports.
         said: String,
     },
-    /// The uppermost folder cannot be given away.
+    /// Owner, group or mode of the root directory of the mount could not be set.
     #[error("owner, group and mode cannot be set")]
     Give(#[source] io::Error),
-    /// What is mounted cannot be told.
+    /// The list of mounts or of swap spaces cannot be read.
     #[error("the list of mounts cannot be read")]
     Mounts(#[source] io::Error),
-    /// What is mounted by rules cannot be noted.
+    /// The record of what rules have mounted cannot be written.
     #[error("the record of what rules have mounted cannot be written")]
     Note(#[source] io::Error),
-    /// Something else is mounted there, too.
+    /// A different file system is mounted over the same mount point.
     #[error("{} has something else mounted on it: {over}", place.display())]
     Covered {
-        /// The mount point.
+        /// Mount point of the rule.
         place: PathBuf,
-        /// What is.
+        /// Source and type of the other mount.
         over: String,
     },
-    /// It takes too long.
+    /// A look-up did not return within its time limit.
     #[error("{what} did not answer within {} s", TO_LOOK.as_secs())]
     Silent {
-        /// What was asked.
+        /// The object that was looked up.
         what: &'static str,
     },
-    /// Rules are not applied any more.
+    /// The engine no longer applies rules.
     #[error("the agent is stopping")]
     Ending,
 }
 
 impl Error {
-    /// Whether a disk does not answer.
+    /// Returns whether the failure means that a disk does not respond.
     pub fn is_hang(&self) -> bool {
         use volumes::Error as Volume;
 
@@ -121,7 +121,8 @@ impl Error {
         )
     }
 
-    /// Whether somebody is in the way, and may go without a word.
+    /// Returns whether the failure may go away without any event that reports it, such as a device or mount point
+    /// in use. The engine then retries by its timer.
     pub fn may_end(&self) -> bool {
         use volumes::Error as Volume;
 
@@ -150,22 +151,22 @@ impl Error {
     }
 }
 
-/// How a rule was applied.
+/// Result of applying a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
-    /// The kind of file system.
+    /// Kind of file system, or `swap`.
     pub kind: String,
-    /// It was mounted just now.
+    /// True if the device was mounted by this call.
     pub new: bool,
-    /// Somebody else has mounted it.
+    /// True if the device had already been mounted by somebody else.
     pub foreign: bool,
-    /// The file system was made just now.
+    /// True if the file system was made by this call.
     pub formatted: bool,
-    /// What did not succeed beside.
+    /// Description of a secondary step, such as growing, that failed.
     pub remark: Option<String>,
 }
 
-/// Does what may block, but not for ever.
+/// Runs `work`, which may block, on a thread that may block, and gives up after `TO_LOOK`.
 pub(super) async fn look<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -173,13 +174,13 @@ pub(super) async fn look<T: Send + 'static>(
     tokio::time::timeout(TO_LOOK, blocking::run(work)).await.map_err(|_| Error::Silent { what })
 }
 
-/// What is mounted.
+/// Returns all current mounts.
 pub(super) async fn mounts(guest: &Guest) -> Result<Vec<mountinfo::Mount>, Error> {
     let root = guest.root.clone();
     look("the list of mounts", move || MountList::open(&root)?.read()).await?.map_err(Error::Mounts)
 }
 
-/// What is swapped to.
+/// Returns the devices that the kernel swaps to.
 async fn swaps(guest: &Guest) -> Result<Vec<String>, Error> {
     let root = guest.root.clone();
     look("the list of swap spaces", move || swaps::devices(&root)).await?.map_err(Error::Mounts)
@@ -190,10 +191,10 @@ async fn note(memory: &Arc<Memory>, change: impl FnOnce(&mut Kept) + Send + 'sta
     look("the runtime directory", move || memory.change(change)).await?.map_err(Error::Note)
 }
 
-/// Has what `rule` wants mounted from `device`.
+/// Mounts `device`, or swaps to it, as `rule` says.
 ///
 /// # Errors
-/// If it cannot be; then nothing is mounted that was not before.
+/// If that fails. Nothing is then mounted that was not mounted before.
 pub async fn apply(
     guest: &Guest,
     memory: &Arc<Memory>,
@@ -243,7 +244,7 @@ pub async fn apply(
     Ok(applied)
 }
 
-/// Has the kernel swap to `device`.
+/// Enables swapping to `device`.
 async fn swap_on(
     guest: &Guest,
     memory: &Arc<Memory>,
@@ -254,7 +255,7 @@ async fn swap_on(
     let made = memory.kept().at(&how.mount_point).cloned().filter(|made| made.is_of(device));
     let was_made = made.is_some();
     let formatted = made_ready(guest, how, device, held).await?;
-    // Noted before, so that an agent that is killed in between knows it for its own.
+    // Recorded first, so that an agent that is killed in between recognises the swap space as its own.
     let made = made.unwrap_or_else(|| Made::new(how, device));
     let noted = made.clone();
     note(memory, move |kept| {
@@ -282,7 +283,7 @@ async fn swap_on(
     Ok(Applied { kind: "swap".to_owned(), new: !already, foreign, formatted, remark: None })
 }
 
-/// Mounts it; absent what was made, if somebody else has mounted it already.
+/// Mounts the device. Returns no record if somebody else had already mounted it there.
 async fn mount_new(
     guest: &Guest,
     memory: &Arc<Memory>,
@@ -311,7 +312,7 @@ async fn mount_new(
     let mounted = match mount(guest, &wanted(how, held)).await {
         Ok(mounted) => mounted,
         Err(error) => {
-            // What took too long may still come to be mounted.
+            // A mount that has timed out may still succeed later: keep its record, so that it is known to be ours.
             if !taken && !matches!(error, volumes::Error::Silent { .. }) {
                 forget().await?;
             }
@@ -356,7 +357,7 @@ fn wanted<'a>(how: &'a How, held: &'a Held) -> Mount<'a> {
     }
 }
 
-/// Sees to it that nothing is hidden, before something is done to the disk.
+/// Checks that the mount point is empty before anything is done to the disk, so that the mount hides no files.
 async fn empty(point: &Path) -> Result<(), Error> {
     let path = point.to_owned();
     let first = look("the mount point", move || Ok(std::fs::read_dir(path)?.next().is_none())).await?;
@@ -368,8 +369,8 @@ async fn empty(point: &Path) -> Result<(), Error> {
     }
 }
 
-/// Formats the device if it is blank and that is wanted, or if that was begun and did not come to its end. Whether it
-/// was.
+/// Formats the device if it is blank and the rule allows it, or if an earlier format was interrupted. Returns
+/// whether it was formatted.
 async fn made_ready(guest: &Guest, how: &How, device: &Device, held: &Held) -> Result<bool, Error> {
     let found = contents(guest, held.file()).await?;
     let kind = how.kind.as_deref().and_then(Kind::named).filter(|_| how.format);
@@ -404,9 +405,9 @@ async fn is_unfinished(guest: &Guest, found: &Contents) -> Result<bool, Error> {
     look("the notes of formats", move || intent::is_unfinished(&root, &uuid)).await?.map_err(Error::Note)
 }
 
-/// What the disk is called, and nothing else is.
+/// Returns the name that identifies this device and no other: serial number or WWN, with the partition number.
 fn identity(device: &Device) -> Option<String> {
-    /// Bytes that are left for the number of a partition.
+    /// Bytes reserved for the partition number.
     const ROOM: usize = 12;
 
     let disk = &device.disk;
@@ -424,7 +425,7 @@ fn identity(device: &Device) -> Option<String> {
     })
 }
 
-/// Lets what is on the disk grow, if the rule says so; what did not.
+/// Grows what is on the disk if the rule says so. Returns a description of what could not be grown.
 async fn grown(guest: &Guest, how: &How, held: &Held) -> Option<String> {
     if !how.grow {
         return None;
@@ -444,17 +445,17 @@ async fn grown(guest: &Guest, how: &How, held: &Held) -> Option<String> {
     })
 }
 
-/// Whether the kernel does not have its disk any more.
+/// Returns whether the kernel no longer has the disk.
 async fn is_gone(guest: &Guest, made: &Made) -> Result<bool, Error> {
     let (root, disk) = (guest.root.clone(), made.disk.clone());
     look("the list of disks", move || block::generation(&root, &disk.place) != Some(disk.generation)).await
 }
 
-/// Unmounts what a rule has mounted at `point`, if it is still there, and forgets it. Whether it was there. If its disk is
-/// gone, it is taken out of sight of those who use it.
+/// Unmounts what a rule has mounted at `point`, if it is still mounted, and deletes its record. Returns whether it
+/// was mounted. If the disk has disappeared and the mount is in use, the mount is detached lazily.
 ///
 /// # Errors
-/// If somebody uses it, with who does.
+/// If the mount is in use; the error names the processes that use it.
 pub async fn undo(guest: &Guest, memory: &Arc<Memory>, point: &Path) -> Result<bool, Error> {
     let Some(made) = memory.kept().at(point).cloned() else { return Ok(false) };
     let there = match made.standing(&mounts(guest).await?, &swaps(guest).await?) {
@@ -462,7 +463,8 @@ pub async fn undo(guest: &Guest, memory: &Arc<Memory>, point: &Path) -> Result<b
         Standing::Unmounted => false,
         Standing::Mounted if made.how.is_swap() => {
             let held = Held::called(guest, &guest.root.path(&made.file), "it is being released").await?;
-            // What another disk of its name is used for is not this rule's.
+            // A different disk may have got the same device name since; its swap space does not belong to this
+            // rule.
             held.generation() == made.disk.generation && swap::off(guest, &held, TO_UNMOUNT).await?
         }
         Standing::Mounted => {

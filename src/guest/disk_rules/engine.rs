@@ -1,13 +1,15 @@
-//! The task that has rules applied: with every change of rules or disks it looks at everything, decides, and starts what
-//! is to be done, one thing at a time for each disk and each mount point.
+//! Task that has rules applied. After every change of rules or disks it looks at the whole state, decides, and
+//! starts the necessary work: one operation at a time for each disk and each mount point.
 //!
 //! ```text
-//! rules, disks, requests, what is done ─▶ look ─▶ plan ─▶ start what is not being done ─▶ tell people
+//! rules, disks, requests, finished work ─▶ look ─▶ plan ─▶ start what is not yet running ─▶ publish
 //! ```
-//! While file systems are frozen nothing is started; what there is to do then is decided after the thaw, by what is there then.
+//! No work is started while file systems are frozen. The plan is then made again after the thaw, from the state at
+//! that time.
 //!
-//! What failed is tried again when its disk, what is on it, or the rules have changed; and where somebody was in the way,
-//! with the agent's own ticks (`patience`). While nothing waits, nothing is tried by the clock.
+//! A failed rule is tried again when its disk, the contents of the disk, or the rules have changed. If the cause
+//! was a device or mount point in use, it is also tried again by the agent's ticks (`patience`). While nothing
+//! waits, nothing is retried by the clock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -34,10 +36,11 @@ use crate::sys::{block, blocking, error_chain};
 mod outcomes;
 mod standings;
 
-/// Applies rules until it is dropped. What they have mounted is remembered in `folder`.
+/// Applies rules until the future is dropped. The record of what they have mounted is kept in the directory
+/// `folder`.
 ///
 /// # Errors
-/// If another one runs already.
+/// If another engine runs already.
 pub async fn run(
     guest: Guest,
     mut rules: watch::Receiver<Rules>,
@@ -71,14 +74,14 @@ pub async fn run(
         tokio::select! {
             changed = rules.changed() => match changed {
                 Ok(()) => engine.read_anew(rules.borrow_and_update().clone()),
-                // They stay as they are.
+                // The sender was dropped: the present rules stay in force.
                 Err(_) => std::future::pending().await,
             },
             // The sender lives as long as the guest.
             _ = disks.changed() => engine.turn += 1,
             Some(done) = engine.tasks.join_next() => engine.done(done),
             Some(request) = inbox.recv() => engine.asked(request),
-            // As above.
+            // The sender lives as long as the guest.
             _ = touches.changed() => engine.touches = touches.borrow_and_update().clone(),
             () = events.next_tick(), if !engine.patience.is_empty() => engine.tick(),
             () = thawed(&mut engine.thaw) => engine.thaw = None,
@@ -86,7 +89,7 @@ pub async fn run(
     }
 }
 
-/// Waits until what is frozen is thawed, if that is waited for.
+/// Waits for the thaw if one is awaited, else forever.
 async fn thawed(wait: &mut Option<oneshot::Receiver<Infallible>>) {
     match wait {
         Some(thaw) => drop(thaw.await),
@@ -94,7 +97,7 @@ async fn thawed(wait: &mut Option<oneshot::Receiver<Infallible>>) {
     }
 }
 
-/// What a task did.
+/// Outcome of a finished task.
 enum Done {
     Applied(Arc<Rule>, Device, Result<Applied, Error>, Look),
     Undone(PathBuf, Result<bool, Error>),
@@ -103,73 +106,75 @@ enum Done {
     LookedAgain(PathBuf, Look),
 }
 
-/// What was on a device, after how many [`Touches`] of it.
+/// Contents of a device, with the number of [`Touches`] of its disk when it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Look {
     touch: u64,
     found: Result<Contents, String>,
 }
 
-/// What a task does.
+/// Mount point and disk that a running task occupies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Doing {
-    /// To this mount point.
+    /// Mount point that the task works on.
     point: Option<PathBuf>,
-    /// To the disk of this generation.
+    /// Generation of the disk that the task works on.
     disk: Option<u64>,
 }
 
-/// A disk that is to be let go of.
+/// Request to release a disk.
 struct Release {
     disk: Place,
     answer: oneshot::Sender<Result<(), Error>>,
 }
 
-/// How applying a rule ended the last time.
+/// Last attempt to apply a rule, with its outcome.
 struct Tried {
     rule: Arc<Rule>,
     device: Device,
     outcome: Result<Applied, String>,
-    /// What was on the device then.
+    /// Contents of the device at that time.
     look: Look,
 }
 
-/// What is on a device now.
+/// Reads the present contents of a device.
 async fn look(guest: &Guest, device: &Device, touch: u64) -> Look {
     let found = contents(guest, Path::new(&device.file)).await;
     Look { touch, found: found.map_err(|error| error_chain::words(&error)) }
 }
 
-/// The label of each disk or partition, with the disk that it was read from and how often something had happened to that.
+/// Label of each disk or partition, with the state of the disk that it was read from and the number of changes
+/// seen by then.
 type Labels = BTreeMap<(u64, Option<u32>), (Arc<KnownDisk>, u64, Label)>;
 
 struct Engine {
     guest: Guest,
     memory: Arc<Memory>,
     rules: Rules,
-    /// Counts up with every change of rules and disks.
+    /// Number of changes of rules and disks so far.
     turn: u64,
     tasks: JoinSet<(u64, Done)>,
     doing: HashMap<u64, Doing>,
     tried: HashMap<PathBuf, Tried>,
-    /// What could not be unmounted, at which turn, and why.
+    /// Mount points that could not be unmounted, with the turn of the attempt and the reason.
     stuck: HashMap<PathBuf, (u64, String)>,
-    /// The labels, of which state of a disk.
+    /// Labels, each with the state of the disk that it was read from.
     labels: Labels,
-    /// How often something happened to each disk.
+    /// Number of changes seen so far on each disk.
     touches: Touches,
-    /// Where somebody was in the way.
+    /// Mount points to try again later, as something was in use.
     patience: Patience,
     releases: Vec<Release>,
-    /// Ends with the freeze, if there is one and something waits for its end.
+    /// Closed at the end of the freeze, if file systems are frozen and work waits for the thaw.
     thaw: Option<oneshot::Receiver<Infallible>>,
-    /// Rules have been read since the last pass.
+    /// True if rules have been read since the last pass.
     anew: bool,
     next: u64,
 }
 
 impl Engine {
-    /// Rules were read: all of them get another try, and what somebody has unmounted is mounted again.
+    /// Takes over rules that have been read: all of them get another attempt, and mounts that were unmounted by
+    /// hand are made again.
     fn read_anew(&mut self, rules: Rules) {
         self.turn += 1;
         if rules.problem.is_none() {
@@ -181,7 +186,7 @@ impl Engine {
         self.rules = rules;
     }
 
-    /// What somebody was in the way of is tried again when its time has come.
+    /// Makes those mount points eligible for another attempt whose waiting time has passed.
     fn tick(&mut self) {
         for point in self.patience.tick() {
             self.tried.remove(&point);
@@ -223,8 +228,8 @@ impl Engine {
         self.tasks.spawn(async move { (id, work.await) });
     }
 
-    /// Whether file systems are frozen: then nothing is done to disks, as it would wait there and hold what it needs. The
-    /// engine is woken after the thaw.
+    /// Returns whether file systems are frozen. Work on disks would then block, and would hold what the freeze
+    /// needs, so none is started. The engine is woken after the thaw.
     fn is_frozen(&mut self) -> bool {
         if self.thaw.is_none() {
             let (thawed, wait) = oneshot::channel();
@@ -244,7 +249,7 @@ impl Engine {
         })
     }
 
-    /// Looks at everything, starts what is to be done, and says how things are.
+    /// Looks at the whole state, starts the necessary work, and publishes the state of each rule.
     async fn pass(&mut self) {
         let kept = self.memory.kept();
         let rules = self.rules.list.clone();
@@ -258,7 +263,7 @@ impl Engine {
             Ok(view) => view,
             Err(error) => return tracing::warn!("rules for disks cannot be applied: {error}"),
         };
-        // What is decided now is not what is to be done after a thaw.
+        // While frozen the plan is only published, not carried out: it is made again after the thaw.
         let starts = !self.is_frozen();
         if starts {
             self.start_releases();
@@ -283,7 +288,7 @@ impl Engine {
         self.tell(told);
     }
 
-    /// Lets go of disks that nothing is being done to.
+    /// Starts the release of those disks on which no task is working.
     fn start_releases(&mut self) {
         for release in std::mem::take(&mut self.releases) {
             let generation = release.disk.generation;
@@ -295,7 +300,7 @@ impl Engine {
             self.start(Doing { point: None, disk: Some(generation) }, async move {
                 let of_disk = |made: &Made| made.disk.generation == generation;
                 let mut points: Vec<_> = memory.kept().made.into_iter().filter(of_disk).collect();
-                // What is mounted on another comes first.
+                // Mounts inside other mounts come first.
                 points.sort_by(|one, other| other.how.mount_point.cmp(&one.how.mount_point));
                 let mut outcome = Ok(());
                 for made in points {
@@ -307,14 +312,14 @@ impl Engine {
         }
     }
 
-    /// Disks that were told to go and are gone may come back; what somebody has unmounted may be mounted again once
-    /// the rules were written again.
+    /// Deletes outdated records: released disks that have disappeared may be mounted when they come back, and
+    /// mounts that were unmounted by hand may be mounted again once the rules have been read anew.
     fn forget_what_is_gone(&mut self, view: &mut View) {
         if std::mem::take(&mut self.anew) {
             let gone = |seen: &Seen| seen.standing == made::Standing::Unmounted;
             let points: Vec<_> = view.made.extract_if(.., |seen| gone(seen)).collect();
             for Seen { made, .. } in points {
-                // Nobody is about to mount it.
+                // A record is kept if a task is about to make the mount.
                 if !self.is_busy(Some(&made.how.mount_point), None) {
                     self.remember(|kept| kept.forget(&made.how.mount_point));
                 }
@@ -335,7 +340,7 @@ impl Engine {
         });
     }
 
-    /// Has those disks looked at whose labels are not known.
+    /// Starts reading the labels of disks whose labels are not known or outdated.
     fn look_for_labels(&mut self, view: &View) {
         for device in view.disks.iter().flat_map(Device::all) {
             let generation = device.disk.generation;
@@ -351,7 +356,7 @@ impl Engine {
             self.start(Doing { point: None, disk: Some(generation) }, async move {
                 let found = signed(&guest, Path::new(&device.file)).await;
                 let label = match found {
-                    // It was read by its name.
+                    // The label was read by device name, and a new disk may have got that name.
                     _ if !identity::is_still_there(&guest.root, &device.disk) => Err("it is gone".to_owned()),
                     Ok(Some(Contents::Known(signature))) => Ok(signature.label),
                     Ok(_) => Ok(None),
@@ -362,9 +367,9 @@ impl Engine {
         }
     }
 
-    /// Has those disks looked at that a rule could not be applied to, and that something happened to since: somebody may
-    /// have made a file system there. What is done in vain is itself something that happens, but it is only once that
-    /// something else is there.
+    /// Reads the contents of disks again to which a rule could not be applied and which have changed since: a file
+    /// system may have been made there. The failed attempt is itself a change, but the rule is tried again only if
+    /// the contents differ.
     fn look_again(&mut self) {
         let failed: Vec<_> = self.tried.iter().filter(|(_, tried)| tried.outcome.is_err()).collect();
         let devices: Vec<_> = failed
@@ -385,7 +390,7 @@ impl Engine {
         }
     }
 
-    /// Where somebody else has mounted what a rule wants there.
+    /// Returns the mount points where somebody else has mounted the device that a rule wants there.
     fn foreign(&self) -> BTreeSet<PathBuf> {
         let is_foreign = |tried: &&Tried| matches!(&tried.outcome, Ok(applied) if applied.foreign);
         self.tried.values().filter(is_foreign).map(|tried| tried.rule.how.mount_point.clone()).collect()
@@ -397,7 +402,7 @@ impl Engine {
             let disk = view.made.iter().find(|seen| seen.made.how.mount_point == *point);
             let disk = disk.map(|seen| seen.made.disk.generation);
             let stuck = self.stuck.get(point).is_some_and(|(turn, _)| *turn == self.turn);
-            // What is mounted on it goes first.
+            // Mounts below this one are undone first.
             let covered = self.doing.values().any(|doing| {
                 doing.point.as_ref().is_some_and(|other| other != point && other.starts_with(point))
             });
@@ -427,7 +432,7 @@ impl Engine {
                 let outcome = apply::apply(&guest, &memory, &rule, &device).await;
                 let look = match outcome {
                     Err(ref error) if !error.may_end() => look(&guest, &device, touch).await,
-                    // Nothing is compared with it, or it is tried again without.
+                    // Contents are not compared then: the rule has succeeded, or it is retried by the timer.
                     _ => Look { touch, found: Err(String::new()) },
                 };
                 Done::Applied(rule, device, outcome, look)

@@ -1,4 +1,4 @@
-//! Which disk a rule means, and why it means no other. Pure.
+//! Decides which disk a rule means, and why the others do not match. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,35 +8,36 @@ use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::lookup::{self, Selector};
 use crate::sys::block::{self, Number};
 
-/// The labels of disks and of partitions, as far as somebody has looked; or why they are not known.
+/// Labels of disks and partitions that have been read so far, or the reasons why they are not known.
 pub type Labels = BTreeMap<(u64, Option<u32>), Label>;
 
-/// The label of one, if it has one; or why that is not known.
+/// Label of one device, if it has one, or the reason why it is not known.
 pub type Label = Result<Option<String>, String>;
 
-/// A disk or partition that a rule may mean.
+/// Disk or partition that a rule may match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// The disk.
+    /// Disk to which the device belongs.
     pub disk: Arc<KnownDisk>,
-    /// The partition, by its number in the table; else the whole disk.
+    /// Number of the partition in its table; absent for the whole disk.
     pub partition: Option<u32>,
-    /// Such as `/dev/vdb1`.
+    /// Device node, such as `/dev/vdb1`.
     pub file: String,
-    /// Its number.
+    /// Device number (major and minor).
     pub number: Number,
-    /// It has the beginning of the rule's serial number only, and may be another one: it is never formatted.
+    /// True if the disk reports only the beginning of the rule's serial number. It may be a different disk, so it
+    /// is never formatted.
     pub cut: bool,
 }
 
 impl Device {
-    /// A whole disk.
+    /// Returns the device that is the whole disk.
     pub fn whole(disk: &Arc<KnownDisk>) -> Self {
         let (disk, file, number) = (Arc::clone(disk), disk.file.clone(), disk.number);
         Self { disk, partition: None, file, number, cut: false }
     }
 
-    /// All that can be mounted of a disk: itself, and its partitions.
+    /// Returns all devices of a disk that can be mounted: the disk itself and its partitions.
     pub fn all(disk: &Arc<KnownDisk>) -> impl Iterator<Item = Self> {
         let part = |partition: &block::Partition| Self {
             disk: Arc::clone(disk),
@@ -49,18 +50,18 @@ impl Device {
     }
 }
 
-/// What a rule has to do with one disk.
+/// Result of comparing a rule with one disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It means this, or one of these.
+    /// The rule matches this device, or any of these.
     Fits(Vec<Device>),
-    /// It does not mean it, and why.
+    /// The rule does not match, for this reason.
     Not(String),
-    /// That is not known yet, and why.
+    /// The decision is not possible yet, for this reason.
     Unknown(String),
 }
 
-/// Looks at every disk with the eyes of one rule. `system` are the generations of disks that are never touched.
+/// Compares one rule with every disk. `system` are the generations of the disks that are never touched.
 pub fn verdicts(
     matcher: &Matcher,
     disks: &[Arc<KnownDisk>],
@@ -108,7 +109,7 @@ pub fn verdicts(
     disks.iter().map(judge).collect()
 }
 
-/// That a disk is another one.
+/// Returns the verdict for a disk whose serial number or WWN differs from the rule's.
 fn other(disk: &KnownDisk, selector: &Selector) -> Verdict {
     match selector {
         Selector::Wwn(_) => Verdict::Not(match &disk.wwn {

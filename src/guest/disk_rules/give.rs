@@ -1,4 +1,4 @@
-//! Gives what a rule has mounted to whom the rule says.
+//! Sets owner, group and permissions of what a rule has mounted.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::guest::volumes::held::Held;
 use crate::guest::{Guest, accounts};
 use crate::sys::{accounts as names, folders};
 
-/// The numbers of the user and the group that the rule names.
+/// Returns the numeric IDs of the user and the group that the rule names.
 pub(super) async fn owners(guest: &Guest, how: &How) -> Result<(Option<u32>, Option<u32>), Error> {
     let (root, owner, group) = (guest.root.clone(), how.owner.clone(), how.group.clone());
     let find = move || {
@@ -33,7 +33,7 @@ pub(super) async fn owners(guest: &Guest, how: &How) -> Result<(Option<u32>, Opt
     look("the list of users", find).await?
 }
 
-/// Gives the uppermost folder to whom the rule says.
+/// Sets owner, group and mode of the root directory of the mount, as the rule says.
 pub(super) async fn give(
     guest: &Guest,
     mounted: &Made,
@@ -52,7 +52,7 @@ pub(super) async fn give(
     let (effects, held) = (Arc::clone(&guest.effects), held.clone());
     let give = move || {
         let folder = effects.open_mount(&mount).map_err(Error::Give)?;
-        // It is this mount, which is of this device.
+        // The path has been resolved to this mount; check once more that the mount is of the held device.
         held.check()?;
         folders::give(folder, user, group, permissions).map_err(Error::Give)
     };

@@ -1,7 +1,7 @@
-//! What rules have mounted, remembered until the next boot: only that is ever unmounted.
+//! Record of what rules have mounted, kept until the next boot. Only what is recorded here is ever unmounted.
 //!
-//! It is noted before something is mounted, and where nothing else is mounted; so that an agent that was killed in
-//! between knows it for its own.
+//! The record is written before the mount, and only where nothing else is mounted. An agent that is killed in
+//! between then recognises the mount as its own.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,38 +16,38 @@ use crate::sys::block::Number;
 use crate::sys::files;
 use crate::sys::mountinfo::Mount;
 
-/// The file, in the agent's runtime folder.
+/// Name of the file in the agent's runtime directory.
 pub const FILE: &str = "disk-rules.json";
 
-/// What a rule has mounted, or was about to.
+/// Mount that a rule has made or was about to make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
-    /// As the rule had it then.
+    /// Instructions of the rule at the time of the mount.
     pub how: How,
-    /// The disk.
+    /// Disk that is mounted.
     pub disk: Place,
-    /// The partition, by its number in the table; else the whole disk.
+    /// Number of the partition in its table; absent for the whole disk.
     pub partition: Option<u32>,
-    /// Such as `/dev/vdb1`.
+    /// Device node, such as `/dev/vdb1`.
     pub file: String,
-    /// Its number.
+    /// Device number (major and minor).
     pub number: Number,
-    /// The kernel's number of the mount, 0 of swap space; absent until it is there.
+    /// Mount ID given by the kernel, 0 for swap space; absent until it is mounted.
     pub mount: Option<u64>,
-    /// All that the rule says is done: owners, permissions.
+    /// True once all that the rule says is done, such as owner and permissions.
     pub done: bool,
-    /// The size of the disk that its contents have grown to, in bytes.
+    /// Size of the disk, in bytes, when its contents were last grown.
     pub grown: u64,
 }
 
-/// A disk, in the run of the kernel that it was seen in.
+/// Disk as it was seen since the last boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Such as `vdb`.
+    /// Device name, such as `vdb`.
     pub name: String,
-    /// Where it is in sysfs.
+    /// Path in sysfs.
     pub place: String,
-    /// Tells it from others that were there.
+    /// Number that distinguishes it from other disks that have had the same path.
     pub generation: u64,
 }
 
@@ -57,19 +57,19 @@ impl From<&KnownDisk> for Place {
     }
 }
 
-/// Whether what a rule has mounted is still there.
+/// Present state of something that a rule has mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// It is.
+    /// Still mounted.
     Mounted,
-    /// It is, and so is something else at its place.
+    /// Still mounted, with another mount over the same mount point.
     Covered(String),
-    /// It is not.
+    /// No longer mounted.
     Unmounted,
 }
 
 impl Made {
-    /// What is about to be mounted.
+    /// Creates the record of a mount that is about to be made.
     pub fn new(how: &How, device: &Device) -> Self {
         Self {
             how: how.clone(),
@@ -83,21 +83,21 @@ impl Made {
         }
     }
 
-    /// Whether it is of this device.
+    /// Returns whether this mount is of `device`.
     pub fn is_of(&self, device: &Device) -> bool {
         self.disk.generation == device.disk.generation && self.partition == device.partition
     }
 
-    /// Whether a mount is this one.
+    /// Returns whether `mount` is the one that was recorded.
     pub fn is(&self, mount: &Mount) -> bool {
         let same = mount.device == self.number
-            // btrfs has numbers of its own.
+            // btrfs has device numbers of its own.
             || mount.btrfs_source() == Some(&*self.file);
         same && Path::new(&mount.mount_point) == self.how.mount_point
             && self.mount.is_none_or(|number| number == mount.id)
     }
 
-    /// Whether it is still there, among what is mounted and the devices that are swapped to.
+    /// Returns the state of this record, given the present mounts and swap devices.
     pub fn standing(&self, mounts: &[Mount], swaps: &[String]) -> Standing {
         if self.how.is_swap() {
             return if swaps.contains(&self.file) { Standing::Mounted } else { Standing::Unmounted };
@@ -113,28 +113,28 @@ impl Made {
     }
 }
 
-/// What is remembered.
+/// Contents of the record.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
-    /// What rules have mounted.
+    /// Mounts that rules have made.
     pub made: Vec<Made>,
-    /// Disks that were told to go: nothing is mounted of them until they are gone.
+    /// Disks that were released: nothing of them is mounted until they have been unplugged.
     pub released: Vec<Place>,
 }
 
 impl Kept {
-    /// What a rule has mounted there.
+    /// Returns what a rule has mounted at `mount_point`.
     pub fn at(&self, mount_point: &Path) -> Option<&Made> {
         self.made.iter().find(|made| made.how.mount_point == mount_point)
     }
 
-    /// Forgets what a rule has mounted there.
+    /// Forgets what a rule has mounted at `mount_point`.
     pub fn forget(&mut self, mount_point: &Path) {
         self.made.retain(|made| made.how.mount_point != mount_point);
     }
 }
 
-/// Remembers it, in a file that outlives the agent.
+/// Keeps the record in a file that outlives the agent.
 #[derive(Debug)]
 pub struct Memory {
     file: PathBuf,
@@ -142,7 +142,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// What is remembered in `folder`.
+    /// Opens the record in the directory `folder`. An unreadable record counts as empty, with a warning.
     pub fn open(folder: &Path) -> Self {
         let file = folder.join(FILE);
         let kept = match files::read(&file).map(|bytes| serde_json::from_slice(&bytes)) {
@@ -156,15 +156,15 @@ impl Memory {
         Self { file, kept: Mutex::new(kept) }
     }
 
-    /// What is remembered now.
+    /// Returns a copy of the present record.
     pub fn kept(&self) -> Kept {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes what is remembered.
+    /// Changes the record and writes it to the file.
     ///
     /// # Errors
-    /// If the file cannot be written; then nothing changes.
+    /// If the file cannot be written. The record is then unchanged.
     pub fn change(&self, change: impl FnOnce(&mut Kept)) -> io::Result<()> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = kept.clone();
@@ -224,7 +224,7 @@ mod tests {
         }
         let over = made(Some(5)).standing(&[ours, mount(8, (254, 48), "/a")], &[]);
         assert_eq!(over, Standing::Covered("/dev/vdb (ext4)".to_owned()));
-        // Killed before its number was noted.
+        // The agent was killed before the mount ID was recorded.
         assert_eq!(made(None).standing(&[mount(6, (254, 16), "/a")], &[]), Standing::Mounted);
     }
 
@@ -250,7 +250,7 @@ mod tests {
         assert!(again.kept().at(Path::new("/a")).is_some());
         again.change(|kept| kept.forget(Path::new("/a"))).unwrap();
         assert_eq!(Memory::open(folder.path()).kept().made, []);
-        // What cannot be written down does not happen.
+        // A change that cannot be written to the file is not made in memory either.
         drop(folder);
         again.change(|kept| kept.released.clear()).unwrap_err();
         assert_eq!(again.kept().released.len(), 1);

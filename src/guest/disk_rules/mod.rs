@@ -1,15 +1,15 @@
-//! Mounts by rule: a disk that a rule means is mounted when it appears, whenever that is, and unmounted when it is told
-//! to go or the rule is gone.
+//! Mounts by rule: a disk that a rule matches is mounted when it appears, at boot or later, and unmounted when it
+//! is released or the rule is deleted.
 //!
-//! - [`rule`] is what a rule says; [`find`] tells which disk it means, and why no other; [`plan`] decides what is to be
-//!   done. All of that is pure.
-//! - [`engine`] is the one task that has it done, again with every change of rules or disks; [`apply`] does it, by the
-//!   verbs of [`volumes`](crate::guest::volumes).
-//!   What it does to a disk it does to one that is [held](crate::guest::volumes::held); `give` sets owners and permissions.
-//! - [`made`] remembers what rules have mounted: nothing else is ever unmounted.
+//! - [`rule`] defines the contents of a rule; [`find`] decides which disk it matches, and why others do not;
+//!   [`plan`] decides what is to be done. All of that is pure.
+//! - [`engine`] is the one task that has it done, again after every change of rules or disks; [`apply`] does it,
+//!   with the operations of [`volumes`](crate::guest::volumes). It changes a disk only while it is
+//!   [held](crate::guest::volumes::held); `give` sets owners and permissions.
+//! - [`made`] records what rules have mounted: nothing else is ever unmounted.
 //!
-//! To add a key to rules: a field in [`rule::How`] or [`rule::Matcher`], its check there, and what it does in [`apply`]
-//! or [`find`].
+//! To add a key to rules: add a field to [`rule::How`] or [`rule::Matcher`], its check there, and what it does in
+//! [`apply`] or [`find`].
 
 pub mod apply;
 pub mod engine;
@@ -35,57 +35,57 @@ use crate::guest::disk_rules::made::Place;
 use crate::guest::disk_rules::rule::Rule;
 use crate::guest::disks::identity::KnownDisk;
 
-/// The rules in force.
+/// Rules in force.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// They; absent as long as there have been none that are right.
+    /// List of rules; absent until a valid one has been read.
     pub list: Option<Arc<[Rule]>>,
-    /// Why newer ones are not in force.
+    /// Reason why newer rules are not in force.
     pub problem: Option<String>,
-    /// Counts up each time that they are read.
+    /// Number of times that the rules have been read.
     pub read: u64,
 }
 
-/// What people are told of rules.
+/// Published state of all rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Told {
-    /// What became of each rule, then of what was mounted by rules that are no more.
+    /// State of each rule, followed by the mounts of rules that no longer exist.
     pub rules: Vec<Standing>,
-    /// Why newer rules are not in force.
+    /// Reason why newer rules are not in force.
     pub problem: Option<String>,
 }
 
-/// What became of a rule.
+/// State of one rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// File and line; empty if there is no such rule any more.
+    /// File and line of the rule; empty if the rule no longer exists.
     pub origin: String,
-    /// Which disk it means, in words.
+    /// Description of the disk that the rule matches.
     pub wanted: String,
-    /// Where it is mounted.
+    /// Mount point that the rule names.
     pub mount_point: PathBuf,
-    /// In one word: `mounted`, `working`, `waiting`, `failed`, `no-disk`, `ambiguous` or `unmounted`.
+    /// State in one word: `mounted`, `working`, `waiting`, `failed`, `no-disk`, `ambiguous` or `unmounted`.
     pub state: &'static str,
-    /// The disk, such as `vdb`.
+    /// Device name of the disk, such as `vdb`.
     pub disk: Option<String>,
-    /// Such as `/dev/vdb1`.
+    /// Device node, such as `/dev/vdb1`.
     pub file: Option<String>,
-    /// More of it, in words.
+    /// Explanation of the state for people.
     pub reason: String,
-    /// The disks that it does not mean, by name, and why.
+    /// Names of the disks that do not match, each with the reason.
     pub others: Vec<(String, String)>,
 }
 
-/// Where the engine is asked, and says how things are.
+/// Channel to the engine for requests, and its published state.
 #[derive(Debug)]
 pub struct Desk {
     requests: mpsc::UnboundedSender<Request>,
-    /// Until an engine takes it.
+    /// Receiver of the requests, until the engine takes it.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Request>>>,
     told: watch::Sender<Arc<Told>>,
 }
 
-/// What the engine is asked for.
+/// Request to the engine.
 #[derive(Debug)]
 enum Request {
     Release { disk: Place, answer: oneshot::Sender<Result<(), Error>> },
@@ -100,12 +100,12 @@ impl Default for Desk {
 }
 
 impl Desk {
-    /// How things are.
+    /// Returns the latest published state.
     pub fn told(&self) -> Arc<Told> {
         Arc::clone(&self.told.borrow())
     }
 
-    /// How things are, again with every change.
+    /// Returns a receiver of the published state that is notified of every change.
     pub fn changes(&self) -> watch::Receiver<Arc<Told>> {
         self.told.subscribe()
     }
@@ -114,18 +114,18 @@ impl Desk {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether an engine runs, or has run.
+    /// Returns whether an engine runs or has run.
     fn is_served(&self) -> bool {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 }
 
-/// Unmounts what rules have mounted of `disk` and its partitions, and nothing else. Until the disk is gone, or is to be
-/// [kept](keep), no rule mounts it again. May be repeated. If it fails, or nobody waits for the answer any more, it is as
-/// if nothing had been asked: what could be unmounted is mounted again.
+/// Unmounts what rules have mounted of `disk` and its partitions, and nothing else. No rule mounts it again until
+/// the disk has been unplugged or [kept](keep). May be repeated. If it fails, or the caller no longer waits for
+/// the answer, the request is withdrawn: what was unmounted is mounted again.
 ///
 /// # Errors
-/// If somebody uses what is mounted, with who does.
+/// If a mount is in use; the error names the processes that use it.
 pub async fn release(guest: &Guest, disk: &KnownDisk) -> Result<(), Error> {
     if !guest.disk_rules.is_served() {
         return Ok(());
@@ -136,8 +136,8 @@ pub async fn release(guest: &Guest, disk: &KnownDisk) -> Result<(), Error> {
     told.await.map_err(|_| Error::Ending)?
 }
 
-/// Takes back that a disk was [released](release): it stays, and rules may mount it.
+/// Withdraws the [release] of a disk: the disk stays, and rules may mount it.
 pub fn keep(guest: &Guest, disk: &KnownDisk) {
-    // If there is no engine any more, no rule does.
+    // Without an engine there is no release to withdraw.
     let _ = guest.disk_rules.requests.send(Request::Keep { disk: disk.into() });
 }

@@ -1,28 +1,30 @@
-//! When something is tried again that somebody was in the way of: nobody says when they go. Never while nobody is.
+//! Schedules further attempts where a device or mount point was in use: no event reports that it has become free.
+//! While nothing is in use, nothing is scheduled.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// Ticks of the agent until the first try, and between two at most.
+/// Ticks of the agent before the first retry, and the longest pause between two.
 const FIRST: u32 = 1;
 const MOST: u32 = 32;
 
 #[derive(Debug)]
 struct Wait {
-    /// Ticks until the next try; none while it is being tried.
+    /// Ticks until the next attempt; 0 while it is being made.
     left: u32,
-    /// The next time it is waited for so long.
+    /// Ticks to wait after the next failure.
     next: u32,
     tries: u32,
     why: String,
 }
 
-/// What waits to be tried again, by its mount point.
+/// Waiting retries by their mount points.
 #[derive(Debug, Default)]
 pub(super) struct Patience(HashMap<PathBuf, Wait>);
 
 impl Patience {
-    /// Somebody was in the way at `point`. Whether that is news.
+    /// Records a failure at `point` because something was in use. Returns whether it is the first one or has a new
+    /// reason, and so should be reported.
     pub(super) fn failed(&mut self, point: &Path, why: &str) -> bool {
         let why = why.to_owned();
         if let Some(wait) = self.0.get_mut(point) {
@@ -35,7 +37,7 @@ impl Patience {
         }
     }
 
-    /// A tick has passed: what is to be tried now.
+    /// Counts one tick and returns the mount points that are to be tried now.
     pub(super) fn tick(&mut self) -> Vec<PathBuf> {
         let due = |(point, wait): (&PathBuf, &mut Wait)| {
             let waited = wait.left == 1;
@@ -45,17 +47,17 @@ impl Patience {
         self.0.iter_mut().filter_map(due).collect()
     }
 
-    /// How often it was tried again in vain.
+    /// Returns the number of failed retries.
     pub(super) fn tries(&self, point: &Path) -> u32 {
         self.0.get(point).map_or(0, |wait| wait.tries)
     }
 
-    /// Nobody is in the way there any more.
+    /// Forgets a mount point that is no longer in use.
     pub(super) fn forget(&mut self, point: &Path) {
         self.0.remove(point);
     }
 
-    /// Forgets all that is not to be tried any more.
+    /// Forgets all mount points that are no longer to be tried.
     pub(super) fn retain(&mut self, wanted: impl Fn(&Path) -> bool) {
         self.0.retain(|point, _| wanted(point));
     }

@@ -1,13 +1,13 @@
-//! What is to be done: out of the rules, the disks, and what rules have mounted. Pure.
+//! Decides what is to be done, from the rules, the disks, and what rules have mounted. Pure.
 //!
 //! ```text
-//!             no disk fits ─┐           ┌─ several fit: none is taken
+//!             no disk fits ─┐           ┌─ several fit: none is used
 //!                           ▼           ▼
-//! rule ─▶ verdicts on all disks ─▶ one fits ─▶ it was told to go, or something has to go first: wait
+//! rule ─▶ verdicts on all disks ─▶ one fits ─▶ it was released, or an unmount comes first: wait
 //!                                         ├─▶ not mounted by a rule: apply ─▶ done
 //!                                         ├─▶ mounted as it says: done
-//!                                         └─▶ mounted by a rule, and no more: let go
-//! what a rule mounted, and no rule wants so any more, or whose disk is gone ─▶ undo
+//!                                         └─▶ mounted by a rule, but no longer: let go
+//! mounted by a rule, and no rule wants it so any longer, or its disk has vanished ─▶ undo
 //! ```
 
 use std::collections::BTreeSet;
@@ -20,63 +20,63 @@ use crate::guest::disk_rules::rule::Rule;
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::lookup::describe;
 
-/// Everything that is decided by.
+/// Input of the decision: rules are compared with this state.
 #[derive(Debug, Clone, Default)]
 pub struct View {
-    /// The disks that there are.
+    /// All disks of the guest.
     pub disks: Vec<Arc<KnownDisk>>,
-    /// The generations of those that are never touched.
+    /// Generations of the disks that are never touched, as the system is on them.
     pub system: BTreeSet<u64>,
-    /// The labels of those that were looked at.
+    /// Labels that have been read so far.
     pub labels: Labels,
-    /// What rules have mounted.
+    /// Mounts made by rules.
     pub made: Vec<Seen>,
-    /// The generations of disks that were told to go.
+    /// Generations of disks that were released.
     pub released: BTreeSet<u64>,
-    /// Mount points where somebody else has mounted what a rule wants there.
+    /// Mount points where somebody else has mounted the device that a rule wants there.
     pub foreign: BTreeSet<PathBuf>,
 }
 
-/// What a rule has mounted, as it is now.
+/// Mount made by a rule, with its present state.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// As it was.
+    /// Record made when it was mounted.
     pub made: Made,
-    /// Whether it is there.
+    /// State of the mount now.
     pub standing: Standing,
-    /// Its disk is gone.
+    /// True if the disk has disappeared.
     pub gone: bool,
 }
 
-/// What becomes of a rule.
+/// Decision on one rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// No disk fits.
+    /// No disk matches.
     NoDisk(String),
-    /// Several fit.
+    /// Several devices match, so none is used.
     Several(String),
-    /// One fits, and waits for something.
+    /// One device matches, but has to wait for the given reason.
     Waits(Arc<KnownDisk>, String),
-    /// Somebody has unmounted what the rule had mounted.
+    /// The mount that the rule had made was unmounted by hand, and stays unmounted.
     LetGo(Device),
-    /// It is to be mounted, or what is mounted is not as it should be yet.
+    /// The device is to be mounted, or its mount is not yet complete.
     Apply(Device),
-    /// All is as it should be.
+    /// The device is mounted as the rule says.
     Done(Device),
 }
 
-/// What is to be done.
+/// Decisions for all rules and mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// What becomes of each rule.
+    /// Decision on each rule.
     pub findings: Vec<Finding>,
-    /// What each has to do with each disk.
+    /// Verdict of each rule on each disk.
     pub verdicts: Vec<Vec<Verdict>>,
-    /// The mount points where what a rule has mounted is to be unmounted, the deepest first.
+    /// Mount points at which the mount of a rule is to be unmounted, deepest first.
     pub undo: Vec<PathBuf>,
 }
 
-/// Decides.
+/// Decides on every rule and every mount.
 pub fn plan(rules: &[Rule], view: &View) -> Plan {
     let verdicts: Vec<_> =
         rules.iter().map(|rule| verdicts(&rule.matcher, &view.disks, &view.system, &view.labels)).collect();
@@ -88,7 +88,7 @@ pub fn plan(rules: &[Rule], view: &View) -> Plan {
             undo.insert(point.clone());
         }
     }
-    // What is mounted on something that goes is in its way.
+    // A mount on top of one that is to be unmounted has to be unmounted as well.
     let on_top = |point: &Path| undo.iter().any(|undone| point != undone && point.starts_with(undone));
     let above: Vec<_> = view.made.iter().map(|seen| seen.made.how.mount_point.clone()).collect();
     let above: Vec<_> = above.into_iter().filter(|point| on_top(point)).collect();
@@ -106,7 +106,7 @@ pub fn plan(rules: &[Rule], view: &View) -> Plan {
     Plan { findings: findings.into_iter().flatten().collect(), verdicts, undo }
 }
 
-/// Whether what is mounted is as the rule for its place still wants it, or may be.
+/// Returns whether the rule for this mount point still wants the mount as it is, or may do so.
 fn stays(seen: &Seen, rule: &Rule, verdicts: &[Verdict], view: &View) -> bool {
     if seen.gone || seen.made.how.mounts_otherwise(&rule.how) {
         return false;
@@ -114,14 +114,14 @@ fn stays(seen: &Seen, rule: &Rule, verdicts: &[Verdict], view: &View) -> bool {
     let generation = seen.made.disk.generation;
     let of_disk = view.disks.iter().zip(verdicts).find(|(disk, _)| disk.generation == generation);
     match of_disk {
-        // A disk that nobody has had a look at yet, or that does not answer, is no other one.
+        // A disk that has not been read yet, or does not respond, is not known to be a different one.
         None | Some((_, Verdict::Unknown(_))) => true,
         Some((disk, Verdict::Not(_))) => disk.silent || view.system.contains(&generation),
         Some((_, Verdict::Fits(devices))) => devices.iter().any(|device| seen.made.is_of(device)),
     }
 }
 
-/// What has to be mounted before, as the rule's mount point is on it, and is not.
+/// Returns which other rule has to be applied first, because this rule's mount point is inside its mount.
 fn waits_for(rule: &Rule, rules: &[Rule], findings: &[Option<Finding>], view: &View) -> Option<String> {
     let point = &rule.how.mount_point;
     let below = rules.iter().zip(findings).find(|(other, finding)| {

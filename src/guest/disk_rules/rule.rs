@@ -1,4 +1,4 @@
-//! What a rule says.
+//! Defines the contents of a rule, and checks them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,67 +10,67 @@ use crate::guest::disks::lookup::{self, Selector};
 use crate::guest::volumes::format::Kind;
 use crate::guest::volumes::options::Options;
 
-/// The buses that disks tell of.
+/// Names of buses that a disk can report.
 const BUSES: &[&str] = &["ide", "nvme", "sata", "scsi", "usb", "virtio", "xen"];
-/// File systems that are on one disk and are mounted by their names.
+/// Single-disk file systems that are mounted by their own names.
 const FILE_SYSTEMS: &[&str] = &["btrfs", "ext2", "ext3", "ext4", "vfat", "xfs"];
-/// What is no file system, but is said as one.
+/// Value that is accepted in place of a file system: swap space.
 const SWAP: &str = "swap";
 
-/// A rule: a disk, and what is done with it.
+/// Matcher of a disk, and what to do with the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// File and line.
+    /// File and line where the rule is written.
     pub origin: String,
-    /// Which disk.
+    /// Criteria that select the disk.
     pub matcher: Matcher,
-    /// What is done with it.
+    /// Instructions for the selected disk.
     pub how: How,
 }
 
-/// Which disk is meant. All that is said has to fit.
+/// Criteria that select a disk. All that are given have to match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Matcher {
-    /// Its serial number.
+    /// Serial number of the disk.
     pub serial: Option<String>,
-    /// The label of the file system on it, or on a partition of it.
+    /// Label of the file system on the disk or on one of its partitions.
     pub label: Option<String>,
-    /// Its world-wide name.
+    /// World-wide name of the disk.
     pub wwn: Option<String>,
-    /// Its bus, such as `virtio`.
+    /// Bus of the disk, such as `virtio`.
     pub bus: Option<String>,
-    /// The partition with this number in its table.
+    /// Number of the partition in its table.
     pub partition: Option<u32>,
 }
 
-/// What is done with a disk.
+/// Instructions for a disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct How {
-    /// Where it is mounted; of [swap space](Self::is_swap) words that no other rule has.
+    /// Mount point; for [swap space](Self::is_swap) a text that no other rule has.
     pub mount_point: PathBuf,
-    /// The kind of file system that it has to have.
+    /// File system that the disk must have.
     pub kind: Option<String>,
-    /// It gets that file system if it is blank.
+    /// True if a blank disk is formatted with that file system.
     pub format: bool,
-    /// As for mount(8).
+    /// Mount options, as for mount(8).
     pub options: Vec<String>,
-    /// Whom the uppermost folder belongs to: a user's name or number.
+    /// Owner of the root directory of the mount: the name or number of a user.
     pub owner: Option<String>,
-    /// A group's name or number.
+    /// Group of the root directory of the mount: its name or number.
     pub group: Option<String>,
-    /// The permissions of that folder.
+    /// Permissions of the root directory of the mount.
     pub mode: Option<u32>,
-    /// What is on the disk grows with it.
+    /// True if partition and file system are grown when the disk grows.
     pub grow: bool,
 }
 
 impl How {
-    /// Whether it is used as swap space, and mounted nowhere.
+    /// Returns whether the disk is used as swap space and is not mounted anywhere.
     pub fn is_swap(&self) -> bool {
         self.kind.as_deref() == Some(SWAP)
     }
 
-    /// Whether what is mounted by `self` has to be unmounted for the sake of `other`.
+    /// Returns whether a mount made as `self` says has to be unmounted before `other` can be applied.
     pub fn mounts_otherwise(&self, other: &Self) -> bool {
         self.mount_point != other.mount_point
             || self.options != other.options
@@ -79,7 +79,7 @@ impl How {
 }
 
 impl Matcher {
-    /// What the disk has to have, for a look-up.
+    /// Returns the selectors with which the disk is looked up.
     pub fn selectors(&self) -> impl Iterator<Item = Selector> {
         let serial = self.serial.clone().map(Selector::Serial);
         serial.into_iter().chain(self.wwn.clone().map(Selector::Wwn))
@@ -96,13 +96,13 @@ impl fmt::Display for Matcher {
     }
 }
 
-/// What is wrong with a rule: which key of it, and why.
+/// Key of the rule that is wrong, and the reason.
 pub type Problem = (&'static str, String);
 
-/// Whether a rule makes sense.
+/// Checks that a rule makes sense.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The key that is wrong, with the reason.
 pub fn check(rule: &Rule) -> Result<(), Problem> {
     let Rule { matcher, how, .. } = rule;
     for selector in matcher.selectors() {

@@ -1,4 +1,4 @@
-//! What is decided, for any rules and disks.
+//! Tests the decisions, for arbitrary rules and disks.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ fn made(rule: &Rule, device: &Device) -> Seen {
     Seen { made, standing: Standing::Mounted, gone: false }
 }
 
-/// Does what a plan says, as if all of it succeeded.
+/// Carries out a plan as if all of it succeeded.
 fn follow(rules: &[Rule], view: &mut View, plan: &Plan) {
     view.made.retain(|seen| !plan.undo.contains(&seen.made.how.mount_point));
     for (rule, finding) in rules.iter().zip(&plan.findings) {
@@ -157,7 +157,7 @@ fn what_becomes_of_a_rule() {
         ("done /dev/vda", "apply /dev/vdb2")
     );
     follow(&rules, &mut view, &second);
-    // Told to go; unmounted by somebody; grown; written in another way; gone; and no rule any more.
+    // In turn: released; unmounted by hand; grown; rule edited; disk unplugged; and rule deleted.
     let check = |view: &View, rules: &[Rule], place: usize, expected: &str, undo: &[&str]| {
         let plan = plan(rules, view);
         assert_eq!(words(&plan)[place], expected);
@@ -195,7 +195,8 @@ fn what_becomes_of_a_rule() {
         "waits: what is mounted there has to be unmounted first",
         &["/a/below", "/a"],
     );
-    // A second disk with its serial number comes, or it says nothing of itself for a while: it stays.
+    // A second disk with the same serial number appears, or the disk does not identify itself for a while: the
+    // mount stays.
     let mut twin = view.clone();
     twin.disks.push(disk(5, "a", 0));
     assert_eq!(plan(&rules, &twin).undo, [] as [PathBuf; 0]);
@@ -252,7 +253,7 @@ prop_compose! {
     }
 }
 
-/// What always holds.
+/// Checks the invariants of every plan.
 fn check(rules: &[Rule], view: &View, plan: &Plan) -> Result<(), TestCaseError> {
     prop_assert_eq!(plan.findings.len(), rules.len());
     let points: BTreeSet<&Path> = view.made.iter().map(|seen| seen.made.how.mount_point.as_path()).collect();
@@ -284,7 +285,7 @@ proptest! {
         first in any_view(),
         second in any_view(),
     ) {
-        // Whatever the rules and disks were before, what they left leads to the same.
+        // Whatever the earlier rules and disks have left behind, the result is the same.
         let mut view = first;
         for _ in 0..before.len() + 2 {
             let plan = plan(&before, &view);

@@ -1,4 +1,4 @@
-//! Looks at what is decided by: mounts, and disks that are the system's own or gone.
+//! Collects the input of the decisions: mounts, disks of the system itself, and disks that have disappeared.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,13 +13,13 @@ use crate::sys::mountinfo::{Mount, MountList};
 use crate::sys::root::Root;
 use crate::sys::swaps;
 
-/// Whose disks are never touched, where they are mounted.
+/// Mount points whose disks are never touched.
 const SYSTEM: &[&str] = &["/", "/boot", "/boot/efi", "/usr"];
 
-/// What there is to see now, without labels. It blocks, but not on disks.
+/// Returns the present state, without labels. Blocks, but not on disks.
 ///
 /// # Errors
-/// If it cannot be told what is mounted.
+/// If the list of mounts or of swap spaces cannot be read.
 pub(super) fn view(root: &Root, disks: &[Arc<KnownDisk>], kept: Kept) -> io::Result<View> {
     let mounts = MountList::open(root)?.read()?;
     let numbers = system(root, &mounts);
@@ -42,7 +42,7 @@ pub(super) fn view(root: &Root, disks: &[Arc<KnownDisk>], kept: Kept) -> io::Res
     })
 }
 
-/// The numbers of all that the system itself is on.
+/// Returns the numbers of all devices that the system itself is on.
 fn system(root: &Root, mounts: &[Mount]) -> BTreeSet<Number> {
     let mut numbers = BTreeSet::new();
     let mut from: Vec<Number> = Vec::new();
@@ -53,7 +53,7 @@ fn system(root: &Root, mounts: &[Mount]) -> BTreeSet<Number> {
             from.extend(btrfs_disks(root, source));
         }
     }
-    // A file behind a loop device is on a disk as well.
+    // The backing file of a loop device is on a disk as well.
     while !from.is_empty() {
         let stack = BlockStack::read(root, std::mem::take(&mut from));
         for (number, device) in stack.devices {

@@ -1,9 +1,9 @@
-//! Who a disk is: what the kernel knows of it, and what it says of itself.
+//! Identity of a disk: what the kernel knows of it, and what the disk itself reports.
 //!
-//! All of it is at hand in sysfs, but for one thing: a virtio-blk disk is asked for its serial number each time that
-//! is read, and may never answer. So it is [asked](Serial) once, by who can wait, and everything else can be
-//! [read] without it. A SCSI disk is asked as well if the kernel has nothing to tell of it: it was kept from asking, or
-//! asked while the disk came to the place of another one.
+//! All of it can be read from sysfs without delay, with one exception: the kernel queries a virtio-blk disk for
+//! its serial number each time that the attribute is read, and the disk may never respond. So a caller that can
+//! wait [asks](Serial) once, and all else can be [read] without it. A SCSI disk is queried as well if the kernel
+//! shows no data of it: the kernel was kept from asking, or asked while the disk was replacing another one.
 
 use std::fmt;
 use std::io;
@@ -18,33 +18,33 @@ use crate::sys::sysfs;
 use crate::sys::udev;
 use crate::sys::vital_product_data::{self, trim};
 
-/// Bytes of a serial number that virtio-blk has room for, and those that QEMU's SCSI disks do.
+/// Bytes of a serial number that virtio-blk and QEMU's SCSI disks have room for.
 const VIRTIO_ROOM: usize = 20;
 const QEMU_SCSI_ROOM: usize = 36;
-/// Bytes of a serial number or name that are kept; no disk has more to say.
+/// Limit in bytes on a serial number or name; no disk reports a longer one.
 const LONGEST: usize = 256;
-/// Partitions and holders that are kept of one disk.
+/// Limit on the partitions and on the holders that are recorded of one disk.
 const MOST: usize = 256;
-/// SCSI's number for drives of discs, which come and go without an event.
+/// SCSI device type of optical drives, which come and go without an event.
 const DISC_DRIVE: &str = "5";
 
-/// Where a serial number is from.
+/// Source of a serial number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// A virtio-blk disk, which has room for 20 bytes.
+    /// Serial number of a virtio-blk disk, which has room for 20 bytes.
     Virtio,
     /// Page 80h of a SCSI disk's vital product data.
     Page80,
-    /// Page 83h: the text by which its vendor, or who configured it, tells it from all others.
+    /// Page 83h: the text by which the vendor, or whoever configured the disk, distinguishes it from all others.
     Page83,
-    /// The controller of an NVMe disk, or a disk of another kind that has one.
+    /// Controller of an NVMe disk, or another kind of disk with a serial number of its own.
     Device,
-    /// udev asked the disk, in a way that is its own secret.
+    /// udev, which has queried the disk in its own way.
     Udev,
 }
 
 impl Source {
-    /// In one word.
+    /// Returns the name of the source in one word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Virtio => "virtio",
@@ -56,19 +56,19 @@ impl Source {
     }
 }
 
-/// A serial number: any bytes but none at all, without what pads them.
+/// Serial number: one or more bytes, without padding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Serial {
-    /// Who says so.
+    /// Source that reports it.
     pub source: Source,
-    /// The number.
+    /// Bytes of the serial number.
     pub value: Box<[u8]>,
-    /// It is as long as there is room for: it may be the beginning of a longer one.
+    /// True if it fills the field that it was read from, so that it may be only the beginning of a longer one.
     pub cut: bool,
 }
 
 impl Serial {
-    /// The serial number in what `source` says; none if it is empty.
+    /// Extracts the serial number from what `source` has reported. Returns none if it is empty.
     pub fn new(source: Source, raw: &[u8]) -> Option<Self> {
         let value = trim(raw);
         let cut = match source {
@@ -80,7 +80,7 @@ impl Serial {
         (!value.is_empty()).then(|| Self { source, value: value.into(), cut })
     }
 
-    /// Bytes that its source has room for.
+    /// Returns the number of bytes that its source has room for.
     pub fn room(&self) -> usize {
         match self.source {
             Source::Virtio => VIRTIO_ROOM,
@@ -89,27 +89,27 @@ impl Serial {
         }
     }
 
-    /// As people read it; what is no text in it is replaced.
+    /// Returns the serial number for people; bytes that are no text are replaced.
     pub fn text(&self) -> String {
         text(&self.value)
     }
 }
 
-/// Bytes as people read them.
+/// Converts bytes to text for people.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).replace(char::is_control, "\u{fffd}")
 }
 
-/// The address of a SCSI disk.
+/// Address of a SCSI disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScsiAddress {
-    /// The kernel's number of the host adapter.
+    /// Number of the host adapter, given by the kernel.
     pub host: u32,
-    /// The bus, or channel, of the adapter.
+    /// Bus, also called channel, of the adapter.
     pub channel: u32,
-    /// The target, or id.
+    /// Target, also called ID.
     pub target: u32,
-    /// The logical unit.
+    /// Logical unit number (LUN).
     pub unit: u32,
 }
 
@@ -120,69 +120,70 @@ impl fmt::Display for ScsiAddress {
     }
 }
 
-/// A device that is made of a disk, or of a partition of it.
+/// Device that is built on a disk or on one of its partitions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Such as `dm-0` or `md127`.
+    /// Device name, such as `dm-0` or `md127`.
     pub name: String,
-    /// Its number.
+    /// Device number (major and minor).
     pub number: Option<Number>,
-    /// What device-mapper calls it, such as `group-volume`.
+    /// Name given by device-mapper, such as `group-volume`.
     pub alias: Option<String>,
-    /// What it holds: the disk, or a partition, such as `vda2`.
+    /// Device that it is built on: the disk, or a partition such as `vda2`.
     pub of: String,
 }
 
-/// A disk as it was when it was last looked at.
+/// Disk as it was when last read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownDisk {
-    /// Such as `vda`. Another disk may have it later.
+    /// Device name, such as `vda`. Another disk may get it later.
     pub name: String,
-    /// Such as `/dev/vda`.
+    /// Device node, such as `/dev/vda`.
     pub file: String,
-    /// Where it is in sysfs.
+    /// Path in sysfs.
     pub place: String,
-    /// Its number. Another disk may have it later.
+    /// Device number (major and minor). Another disk may get it later.
     pub number: Number,
-    /// Tells it from all disks that have or had its name or number since the boot.
+    /// Number that distinguishes it from all other disks that have had its name or number since the boot.
     pub generation: u64,
-    /// The kernel's number of the disk, which changes with the medium, too; none before Linux 5.15.
+    /// Sequence number given by the kernel, which also changes with the medium; none before Linux 5.15.
     pub sequence: Option<u64>,
-    /// The kind of bus.
+    /// Bus that the disk is on.
     pub bus: Bus,
-    /// Its controller, if that is a PCI function.
+    /// PCI address of its controller, if that is a PCI function.
     pub pci: Option<Pci>,
-    /// If it is a SCSI disk, or looks like one.
+    /// SCSI address, if it is a SCSI disk or is presented as one.
     pub scsi: Option<ScsiAddress>,
-    /// Every serial number that it has, the best first.
+    /// All serial numbers of the disk, the best first.
     pub serials: Vec<Serial>,
-    /// The text of page 83h as QEMU has it: `device_id`, libvirt's alias of the disk (`ua-…`), or the serial number.
+    /// Text of page 83h as QEMU sets it: `device_id`, libvirt's alias of the disk (`ua-…`), or the serial number.
     pub alias: Option<String>,
-    /// Such as `naa.5000000000000102`, `eui.0025385b71b00d1c` or `uuid.…`.
+    /// World-wide name, such as `naa.5000000000000102`, `eui.0025385b71b00d1c` or `uuid.…`.
     pub wwn: Option<String>,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Bytes of its logical sector.
+    /// Size of a logical sector in bytes.
     pub sector: u32,
-    /// Nothing can be written to it.
+    /// True if the disk cannot be written to.
     pub read_only: bool,
-    /// It turns, or says so.
+    /// True if the disk rotates, or reports that it does.
     pub rotational: bool,
-    /// In the order of their table.
+    /// Partitions in the order of their table.
     pub partitions: Vec<Partition>,
-    /// What is made of it, and of its partitions.
+    /// Devices built on the disk and on its partitions.
     pub holders: Vec<Holder>,
-    /// It has not said yet who it is, and was not waited for any longer.
+    /// True if the disk has not reported its identity in time, and was recorded without it.
     pub silent: bool,
 }
 
 impl KnownDisk {
-    /// The serial number that says most of it.
+    /// Returns the most informative serial number.
     pub fn serial(&self) -> Option<&Serial> {
         self.serials.first()
     }
 
-    /// Whether the two cannot be the same disk: one of its names is another one.
+    /// Returns whether the two cannot be the same disk, because they have different values for the same serial
+    /// number or WWN.
     pub fn is_another(&self, other: &Self) -> bool {
         let differs = |serial: &Serial| {
             let same = |other: &&Serial| other.source == serial.source;
@@ -193,26 +194,27 @@ impl KnownDisk {
     }
 }
 
-/// What is known of the serial number that a disk has to be asked for.
+/// State of the query for a serial number that only the disk itself can report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
-    /// Ask now, and wait for as long as it takes.
+    /// Query now, and wait as long as it takes.
     Ask,
-    /// The same, as far as that is possible without opening the disk.
+    /// Query now, as far as that is possible without opening the disk.
     AskUnopened,
-    /// It was asked, and this is what it said.
+    /// The disk has been queried, and this is its answer.
     Said(Option<Serial>),
-    /// It was asked, and does not answer.
+    /// The disk has been queried, and does not respond.
     Silent,
 }
 
-/// Asks the disk at `place` for its serial number, if it is of a kind that has to be asked. May take for ever.
+/// Queries the disk at `place` for its serial number, if it is of a kind that has to be queried. May block
+/// forever.
 pub fn ask(root: &Root, place: &str) -> Option<Serial> {
     Serial::new(Source::Virtio, &root.read(&format!("{place}/serial")).ok()?)
 }
 
-/// Has the kernel ask a SCSI disk anew for what it tells in sysfs, such as its size; other disks tell it by themselves.
-/// May take for ever.
+/// Makes the kernel query a SCSI disk again for what it shows in sysfs, such as the size; other disks report
+/// changes by themselves. May block forever.
 pub fn have_asked_anew(root: &Root, place: &str) {
     match sysfs::write(root, &format!("{place}/device/rescan"), "1") {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -222,20 +224,21 @@ pub fn have_asked_anew(root: &Root, place: &str) {
     }
 }
 
-/// The number of what is at `place`, if it is a disk that counts: one of the machine's, which can be there or not. What
-/// exists in the kernel only does not, nor do drives of discs and floppy disks.
+/// Returns the device number of the disk at `place`, if it is a disk of the machine that can be plugged and
+/// unplugged. Devices that exist only in the kernel, optical drives and floppy disks do not count.
 pub fn counts(root: &Root, place: &str) -> Option<Number> {
     let is_other = block::is_virtual(place)
         || place.contains("/platform/floppy")
         || root.line(&format!("{place}/device/type")) == DISC_DRIVE;
-    // Paths to a disk that the kernel shows as a whole elsewhere have no number.
+    // The single paths of a multipath disk, which the kernel shows as one disk elsewhere, have no number.
     if is_other { None } else { block::number(root, place) }
 }
 
-/// Reads who the disk at `place` is; `asked` says what it has said itself, and must not ask for who cannot wait.
+/// Reads the identity of the disk at `place`. `asked` is what the disk itself has reported; callers that cannot
+/// wait must not pass a variant that queries the disk.
 ///
 /// # Errors
-/// `NotFound` if there is no such disk, or none any more.
+/// `NotFound` if the disk does not exist or has disappeared meanwhile.
 pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let generation = block::generation(root, place).ok_or_else(gone)?;
@@ -255,7 +258,7 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
         |folder, name| block::numbered(root, folder, name),
     );
     let scsi = scsi_address(place);
-    // Disks behind USB that the kernel does not ask are known to stumble over it.
+    // USB disks that the kernel does not query are known to malfunction when they are queried.
     let may_be_asked = *asked == Asked::Ask && scsi.is_some() && location.kind != Bus::Usb;
     let (page80, page83) = product_data(root, place, may_be_asked);
     let designation = vital_product_data::designation(&page83);
@@ -302,18 +305,19 @@ pub fn read(root: &Root, place: &str, asked: &Asked) -> io::Result<KnownDisk> {
         holders,
         silent,
     };
-    // Another one may have come to its place meanwhile.
+    // Another disk may have taken its place meanwhile.
     if is_still_there(root, &disk) { Ok(disk) } else { Err(gone()) }
 }
 
-/// Whether `disk` is still what is at its place: what was read by its name since it was known was read of it.
+/// Returns whether `disk` is still the one at its path. If so, all that was read by its name since then was read
+/// from this disk.
 pub fn is_still_there(root: &Root, disk: &KnownDisk) -> bool {
     block::generation(root, &disk.place) == Some(disk.generation)
         && block::sequence(root, &disk.place) == disk.sequence
 }
 
-/// Pages 80h and 83h of a disk's vital product data; a page that it does not have is empty. A disk that
-/// `may_be_asked` is asked for them where the kernel shows neither.
+/// Returns pages 80h and 83h of a disk's vital product data; a page that the disk does not have is empty. If
+/// `may_be_asked`, the disk is queried where the kernel shows neither page.
 fn product_data(root: &Root, place: &str, may_be_asked: bool) -> (Vec<u8>, Vec<u8>) {
     let shown = |page: &str| root.read(&format!("{place}/device/{page}")).unwrap_or_default();
     let pages = (shown("vpd_pg80"), shown("vpd_pg83"));
@@ -334,12 +338,12 @@ fn holders(root: &Root, place: &str, of: &str) -> Vec<Holder> {
     block::holders(root, place).into_iter().map(holder).collect()
 }
 
-/// The kernel makes up other names where a disk has none of its own.
+/// Returns whether a name is world-wide: the kernel makes up other names for disks that have none.
 fn is_world_wide(name: &str) -> bool {
     ["naa.", "eui.", "uuid."].iter().any(|kind| name.starts_with(kind)) && name.len() <= LONGEST
 }
 
-/// `…/2:0:1:3/block/sda`
+/// Parses the address out of a path such as `…/2:0:1:3/block/sda`.
 fn scsi_address(place: &str) -> Option<ScsiAddress> {
     let (before, _) = place.rsplit_once("/block/")?;
     let mut parts = before.rsplit('/').next()?.split(':').map(str::parse);
@@ -368,7 +372,7 @@ mod tests {
         let twenty = b"pvc-0123456789abcdef";
         assert_eq!(serial(Source::Virtio, twenty), Some(("pvc-0123456789abcdef".to_owned(), true)));
         assert_eq!(serial(Source::Virtio, &twenty[..19]), Some(("pvc-0123456789abcde".to_owned(), false)));
-        // The twentieth byte is a space, or the first of a letter's two.
+        // The twentieth byte is a space, or the first of the two bytes of a letter.
         assert_eq!(
             serial(Source::Virtio, b"0123456789abcdefghi "),
             Some(("0123456789abcdefghi".to_owned(), true))

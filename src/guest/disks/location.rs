@@ -1,29 +1,29 @@
-//! Where a disk is, as its path in sysfs says.
+//! Location of a disk, read from its path in sysfs.
 
-/// The kinds of bus that a guest's disk may be on.
+/// Buses that a guest's disk may be on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Bus {
-    /// Parallel ATA.
+    /// Parallel ATA (IDE).
     Ide,
     /// SCSI, also on virtio-scsi.
     Scsi,
-    /// virtio-blk.
+    /// Device of virtio-blk, not of virtio-scsi.
     Virtio,
-    /// Xen's block device.
+    /// Xen's paravirtual block device.
     Xen,
-    /// USB.
+    /// USB mass storage.
     Usb,
-    /// Serial ATA.
+    /// Serial ATA, on an AHCI controller.
     Sata,
-    /// NVMe.
+    /// NVMe namespace.
     Nvme,
-    /// None of these.
+    /// Other or unrecognised bus.
     #[default]
     Unknown,
 }
 
 impl Bus {
-    /// In one word, such as `virtio`.
+    /// Returns the name of the bus in one word, such as `virtio`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Ide => "ide",
@@ -38,51 +38,52 @@ impl Bus {
     }
 }
 
-/// The address of a PCI function.
+/// Address of a PCI function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pci {
-    /// The domain, or segment.
+    /// PCI domain, also called segment.
     pub domain: u32,
-    /// The bus.
+    /// PCI bus number.
     pub bus: u32,
-    /// The slot, or device.
+    /// Slot, also called device number.
     pub slot: u32,
-    /// The function.
+    /// PCI function number.
     pub function: u32,
 }
 
-/// The address of a channel device of s390.
+/// Address of a channel device of s390.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Channel {
-    /// The channel subsystem.
+    /// Channel subsystem ID.
     pub subsystem: u32,
-    /// The set of subchannels.
+    /// Subchannel set.
     pub set: u32,
-    /// The subchannel.
+    /// Subchannel number.
     pub subchannel: u32,
-    /// The device.
+    /// Device number on the subchannel.
     pub device: u32,
 }
 
-/// Where a disk is. Numbers that mean nothing on its bus are 0.
+/// Location of a disk. Numbers that do not exist on its bus are 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Location {
-    /// The controller, if it is a PCI function.
+    /// PCI address of the controller, if it is a PCI function.
     pub pci: Option<Pci>,
-    /// The controller, if it is a channel device.
+    /// Address of the controller, if it is a channel device.
     pub channel: Option<Channel>,
-    /// The kind of bus.
+    /// Bus that the disk is on.
     pub kind: Bus,
-    /// The bus of the controller.
+    /// Bus number of the controller.
     pub bus: u32,
-    /// The target on the bus.
+    /// Target number on the bus.
     pub target: u32,
-    /// The unit of the target.
+    /// Unit number on the target.
     pub unit: u32,
 }
 
-/// Where the disk with this path is. `driver` knows the name of the driver of the device at a path, `numbered` the
-/// sorted numbers of what a folder holds under a name and a number.
+/// Returns the location of the disk with this path. `driver` returns the name of the driver of the device at a
+/// path. `numbered` returns the sorted numbers of those entries of a directory that consist of a name and a
+/// number.
 pub fn locate(
     place: &str,
     driver: impl Fn(&str) -> Option<String>,
@@ -114,7 +115,7 @@ pub fn locate(
     Location { kind, ..Location::default() }
 }
 
-/// Controllers of disks, which differ in how they number them.
+/// Disk controllers, which differ in how they number their disks.
 #[derive(Debug, Clone, Copy)]
 enum Controller {
     AtaPiix,
@@ -139,10 +140,11 @@ impl Controller {
     }
 }
 
-/// The first PCI function on the way to the disk that is a controller of disks; those before it are bridges.
+/// Returns the first PCI function in the path that is a disk controller; those before it are bridges.
 fn pci(place: &str, driver: impl Fn(&str) -> Option<String>) -> Option<(Pci, Controller)> {
     let mut path = place.len() - place.split_once("/pci")?.1.len();
-    // Not always directly below /sys/devices: with a device tree it is below its own platform device.
+    // The host bridge is not always directly below /sys/devices: with a device tree it is below its own platform
+    // device.
     let (root, rest) = place[path..].split_once('/')?;
     numbers::<2>(root, &[':'])?;
     path += root.len();
@@ -156,7 +158,7 @@ fn pci(place: &str, driver: impl Fn(&str) -> Option<String>) -> Option<(Pci, Con
     None
 }
 
-/// `/sys/devices/css0/0.0.0001/0.0.2000/…`
+/// Parses the address out of a path such as `/sys/devices/css0/0.0.0001/0.0.2000/…`.
 fn channel(place: &str) -> Option<Channel> {
     let mut parts = place.split_once("/devices/css")?.1.split('/').skip(1);
     let [subsystem, set, subchannel] = numbers(parts.next()?, &['.', '.'])?;
@@ -164,7 +166,8 @@ fn channel(place: &str) -> Option<Channel> {
     Some(Channel { subsystem, set, subchannel, device })
 }
 
-/// virtio-blk has one disk for each device; virtio-scsi has buses of targets of units.
+/// Returns the location on a virtio device: virtio-blk has one disk for each device, virtio-scsi has buses,
+/// targets and units.
 fn virtio(place: &str) -> Location {
     match scsi(place) {
         Some([bus, target, unit]) => Location { kind: Bus::Scsi, bus, target, unit, ..Location::default() },
@@ -172,19 +175,19 @@ fn virtio(place: &str) -> Location {
     }
 }
 
-/// A host for each bus, with two units.
+/// Returns the location on an IDE controller, which has one SCSI host for each bus, with two units.
 fn ide(place: &str, numbered: impl Fn(&str, &str) -> Vec<u32>) -> Option<Location> {
     let [_, unit, _] = scsi(place)?;
     Some(Location { kind: Bus::Ide, bus: port(place, numbered)?, unit, ..Location::default() })
 }
 
-/// A host for each unit.
+/// Returns the location on an AHCI controller, which has one SCSI host for each unit.
 fn sata(place: &str, numbered: impl Fn(&str, &str) -> Vec<u32>) -> Option<Location> {
     scsi(place)?;
     Some(Location { kind: Bus::Sata, unit: port(place, numbered)?, ..Location::default() })
 }
 
-/// Channel, target and unit of `…/target2:0:1/2:0:1:3/…`.
+/// Returns channel, target and unit of `…/target2:0:1/2:0:1:3/…`.
 fn scsi(place: &str) -> Option<[u32; 3]> {
     let address = place.split_once("/target")?.1.split('/').nth(1)?;
     let mut parts = address.split(':').map(str::parse);
@@ -193,7 +196,8 @@ fn scsi(place: &str) -> Option<[u32; 3]> {
     Some([channel, target, unit])
 }
 
-/// Which of its controller's ports, or hosts, the disk is at: their numbers go through the whole machine.
+/// Returns the index of the port, or SCSI host, on its controller. The kernel's own numbers count through the
+/// whole machine.
 fn port(place: &str, numbered: impl Fn(&str, &str) -> Vec<u32>) -> Option<u32> {
     let found = ["ata", "host"].iter().find_map(|name| {
         let (controller, rest) = place.split_once(&format!("/{name}"))?;
@@ -204,7 +208,7 @@ fn port(place: &str, numbered: impl Fn(&str, &str) -> Vec<u32>) -> Option<u32> {
     numbered(controller, name).iter().position(|other| *other == number)?.try_into().ok()
 }
 
-/// Hexadecimal numbers with these characters between them.
+/// Parses hexadecimal numbers that are separated by the given characters.
 fn numbers<const COUNT: usize>(text: &str, between: &[char]) -> Option<[u32; COUNT]> {
     let mut found = [0; COUNT];
     let mut rest = text;
@@ -227,7 +231,7 @@ mod tests {
 
     use super::*;
 
-    /// With the driver of each device that has one, and what is in the folder of a controller.
+    /// Calls `locate` with the driver of each device that has one, and with the numbers of a controller's ports.
     fn located(place: &str, drivers: &[(&str, &str)], ports: &[u32]) -> Location {
         let driver = |device: &str| {
             drivers.iter().find(|(end, _)| device.ends_with(end)).map(|(_, name)| (*name).to_owned())

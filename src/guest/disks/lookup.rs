@@ -1,4 +1,4 @@
-//! Which disk is meant: by what it is, never by a guess. Pure.
+//! Finds the disk that a selector means, by its identity and never by a guess. Pure.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use crate::guest::disks::identity::{KnownDisk, Serial};
 use crate::sys::vital_product_data::trim;
 
-/// Candidates that an error names.
+/// Limit on the candidates that an error names.
 const NAMED: usize = 8;
 
-/// By what a disk is looked up.
+/// Property by which a disk is looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
-    /// Its serial number, in full. Where a disk has no room for all of it, its beginning: 20 bytes of virtio-blk, 36 of
-    /// QEMU's SCSI disks. That counts only where no disk has it in full.
+    /// Serial number, in full. Where a disk has no room for all of it, its beginning: 20 bytes for virtio-blk, 36
+    /// for QEMU's SCSI disks. A beginning is accepted only if no disk has the number in full.
     Serial(String),
-    /// Its world-wide name, with or without the `naa.`, `eui.` or `0x` before it.
+    /// World-wide name, with or without the prefix `naa.`, `eui.` or `0x`.
     Wwn(String),
-    /// The text of page 83h, in full.
+    /// Text of page 83h, in full.
     Alias(String),
-    /// The kernel's name, such as `vda` or `/dev/vda`: for people, who look at what is there now.
+    /// Device name given by the kernel, such as `vda` or `/dev/vda`: for people, who look at the present state.
     Name(String),
 }
 
@@ -34,26 +34,26 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Why no disk was found.
+/// Reasons why no disk was found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FindError {
-    /// There is none.
+    /// No disk matches.
     #[error("no disk has {0}")]
     NotFound(Selector),
-    /// There are several.
+    /// Several disks match.
     #[error("{} disks have {selector}: {}", .candidates.len(), list(.candidates))]
     Ambiguous {
-        /// What was looked for.
+        /// Selector of the look-up.
         selector: Selector,
-        /// Their names, with what tells them apart.
+        /// Names of the disks, with what distinguishes them.
         candidates: Vec<String>,
     },
-    /// It says nothing about which disk is meant.
+    /// The selector cannot identify a disk.
     #[error("{selector} {why}")]
     Unusable {
-        /// What was looked for.
+        /// Selector of the look-up.
         selector: Selector,
-        /// What is wrong with it.
+        /// Reason why it is unusable.
         why: &'static str,
     },
 }
@@ -66,10 +66,10 @@ fn list(candidates: &[String]) -> String {
     list
 }
 
-/// The one disk that is meant.
+/// Returns the one disk that the selector means.
 ///
 /// # Errors
-/// If there is none, or more than one.
+/// If no disk matches, or more than one.
 pub fn find(disks: &[Arc<KnownDisk>], selector: &Selector) -> Result<Arc<KnownDisk>, FindError> {
     usable(selector).map_err(|why| FindError::Unusable { selector: selector.clone(), why })?;
     match matching(disks, selector).as_slice() {
@@ -82,7 +82,7 @@ pub fn find(disks: &[Arc<KnownDisk>], selector: &Selector) -> Result<Arc<KnownDi
     }
 }
 
-/// All disks that may be meant by a selector that is [usable].
+/// Returns all disks that may be meant by a selector that is [usable].
 pub fn matching<'a>(disks: &'a [Arc<KnownDisk>], selector: &Selector) -> Vec<&'a Arc<KnownDisk>> {
     let chosen =
         |test: &dyn Fn(&KnownDisk) -> bool| disks.iter().filter(|disk| test(disk)).collect::<Vec<_>>();
@@ -101,8 +101,8 @@ pub fn matching<'a>(disks: &'a [Arc<KnownDisk>], selector: &Selector) -> Vec<&'a
     }
 }
 
-/// Whether a disk that a selector may mean says all of what is wanted, and not only the beginning of a serial number.
-/// One that does not may be another one: nothing of it is ever formatted.
+/// Returns whether a matching disk reports all of the selector's value, and not only the beginning of a serial
+/// number. A disk that reports less may be a different one, and is never formatted.
 pub fn is_whole(disk: &KnownDisk, selector: &Selector) -> bool {
     match selector {
         Selector::Serial(wanted) => {
@@ -113,7 +113,8 @@ pub fn is_whole(disk: &KnownDisk, selector: &Selector) -> bool {
     }
 }
 
-/// Whether the disk has no room for more than the beginning of what is wanted, and says nowhere else how it goes on.
+/// Returns whether the disk has room for only the beginning of the serial number, and reports the rest nowhere
+/// else.
 fn begins(disk: &KnownDisk, wanted: &[u8]) -> bool {
     let goes_on =
         |cut: &Serial| disk.serials.iter().any(|other| !other.cut && other.value.starts_with(&cut.value));
@@ -127,10 +128,10 @@ fn begins(disk: &KnownDisk, wanted: &[u8]) -> bool {
     disk.serials.iter().any(is_beginning)
 }
 
-/// Says what is wrong with a selector that no disk, or any, could have.
+/// Checks a selector for values that no disk, or any disk, could have.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the selector is unusable.
 pub fn usable(selector: &Selector) -> Result<(), &'static str> {
     let text = match selector {
         Selector::Serial(text) | Selector::Alias(text) | Selector::Name(text) => text.trim(),
@@ -142,7 +143,7 @@ pub fn usable(selector: &Selector) -> Result<(), &'static str> {
     if text.contains(char::is_control) {
         return Err("has a control character in it");
     }
-    // What disks say that were not given one.
+    // Disks without a serial number report zeros.
     if !matches!(selector, Selector::Name(_)) && text.bytes().all(|byte| byte == b'0') {
         return Err("is all zeros, as disks without a serial number report it");
     }
@@ -154,12 +155,12 @@ fn bare_text(name: &str) -> &str {
     ["naa.", "eui.", "uuid.", "0x"].iter().find_map(|kind| name.strip_prefix(kind)).unwrap_or(name)
 }
 
-/// A world-wide name as it is compared.
+/// Returns a world-wide name in the form in which it is compared.
 fn bare(name: &str) -> String {
     bare_text(name).to_ascii_lowercase()
 }
 
-/// A disk in a few words, such as `vda (virtio, serial number "data-1")`.
+/// Describes a disk in a few words, such as `vda (virtio, serial number "data-1")`.
 pub fn describe(disk: &KnownDisk) -> String {
     let at = disk.scsi.map(|at| format!(" {at}")).unwrap_or_default();
     let serial = disk.serial().map(|serial| format!(", serial number {:?}", serial.text()));
@@ -198,7 +199,7 @@ mod tests {
         })
     }
 
-    /// As a disk of that kind says a serial number.
+    /// Returns a virtio-blk disk with its serial number cut as such a disk reports it.
     fn virtio(name: &str, serial: &str) -> Arc<KnownDisk> {
         let bytes = serial.as_bytes();
         disk(name, Serial::new(Source::Virtio, &bytes[..bytes.len().min(20)]).into_iter().collect())
@@ -240,7 +241,7 @@ mod tests {
             (" data-1 ", "vdb"),
             (LONG, "vdc"),
             (&LONG[..20], "vdc"),
-            // As far as that disk can tell.
+            // As far as that disk can report it.
             (OTHER, "vdc"),
             ("data-2", "sda"),
             ("with  space", "sdb"),
@@ -264,7 +265,7 @@ mod tests {
         assert!(is_whole(&whole, &serial(LONG)) && !is_whole(&cut, &serial(LONG)));
         assert!(is_whole(&cut, &serial(&LONG[..20])) && is_whole(&cut, &Selector::Name("vda".into())));
         assert_eq!(found(&[cut, whole.clone()], &serial(OTHER)), "vda");
-        // 36 bytes are the same, and the rest is known to be another.
+        // The first 36 bytes are the same, and the rest is known to differ.
         let alike = "pvc-11111111-2222-3333-4444-555555555556";
         assert!(found(&[whole], &serial(alike)).starts_with("no disk has"));
         assert_eq!(found(&[scsi("sdb", LONG, "")], &serial(alike)), "sdb");

@@ -1,12 +1,14 @@
-//! Disks: which there are, what tells each from others, and who uses it. ([`block_devices`](super::block_devices) tells QGA clients
-//! of them.)
+//! Disks of the guest: which exist, what distinguishes them, and what uses them.
+//! ([`block_devices`](super::block_devices) reports them to QGA clients.)
 //!
-//! [`room`] has every whole disk with all that tells it from others ([`identity`]), finds the one that is meant ([`lookup`]) and
-//! waits for it. What is there is kept by [`tracker`], which the monitor of disks drives; [`uses`] says what a disk is used for,
-//! [`openers`] who else has it open, and [`release`] lets go of one that is to be unplugged; [`releases`] remembers where disks were.
+//! [`room`] has every whole disk with its identity ([`identity`]), finds the one that a selector means
+//! ([`lookup`]) and waits for it. The state is kept by [`tracker`], which the monitor of disks drives; [`uses`]
+//! reports what a disk is used for, [`openers`] who else has it open, and [`release`] releases one that is to be
+//! unplugged; [`releases`] remembers where disks were.
 //!
-//! [`location`] reads the place of a disk out of its path in sysfs (pure, but for what it is given to look things up with). Hosts
-//! match it with what they gave the guest, so that the numbers are those of QEMU's command line.
+//! [`location`] derives the location of a disk from its path in sysfs (pure, except for the look-up functions that
+//! it is given). Hosts match it with what they gave the guest, so that the numbers are those of QEMU's command
+//! line.
 
 pub mod identity;
 pub mod location;

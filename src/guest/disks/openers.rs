@@ -1,5 +1,6 @@
-//! Who has a disk without being among its [`uses`](super::uses): processes that read or write the device itself and loop
-//! devices that are made of it, which do not claim it; and mounts in other mount namespaces, which do.
+//! Finds openers of a disk that are not among its [`uses`](super::uses): processes that read or write the device
+//! itself and loop devices that are built on it, which do not claim it; and mounts in other mount namespaces,
+//! which do.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,37 +13,37 @@ use crate::sys::block_device;
 use crate::sys::mountinfo;
 use crate::sys::root::Root;
 
-/// How many are told.
+/// Limit on the openers that are reported.
 const MOST: usize = 16;
-/// How long is looked for them.
+/// Time limit for the search.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Somebody who has a disk, or a part of it, open.
+/// Process, mount or loop device that has a disk or a part of it open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opener {
-    /// A process.
+    /// Process with the device open.
     Process {
-        /// Its number.
+        /// Process ID.
         id: u32,
-        /// Its name.
+        /// Name of the process (`comm`).
         name: String,
-        /// The file by which it has opened the disk, as it sees it.
+        /// File by which it has opened the disk, in the view of that process.
         file: String,
     },
-    /// A mount that is not seen from here.
+    /// Mount in another mount namespace.
     Mount {
-        /// Where it is mounted.
+        /// Mount point in that namespace.
         place: String,
-        /// The name of a process that sees it.
+        /// Name of a process in that namespace.
         name: String,
-        /// The number of that process.
+        /// ID of that process.
         id: u32,
     },
-    /// A loop device.
+    /// Loop device with the disk as its backing file.
     Loop {
-        /// Such as `loop0`.
+        /// Device name, such as `loop0`.
         name: String,
-        /// The file of the disk.
+        /// Backing file: a device node of the disk.
         file: String,
     },
 }
@@ -59,15 +60,16 @@ impl fmt::Display for Opener {
     }
 }
 
-/// There are too many processes to look at.
+/// Error: the processes could not all be inspected in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the open files of all processes cannot be read within {} s", PATIENCE.as_secs())]
 pub struct TooMany;
 
-/// Who has `disk` open, this process left out; 16 at most. Blocks for seconds where there are many processes.
+/// Returns who has `disk` open, except for this process; 16 at most. May block for seconds where there are many
+/// processes.
 ///
 /// # Errors
-/// If they cannot all be looked at in time, and nobody is found before.
+/// If the processes cannot all be inspected in time and no opener has been found by then.
 pub fn of(root: &Root, disk: &KnownDisk) -> Result<Vec<Opener>, TooMany> {
     let until = Instant::now() + PATIENCE;
     let wanted = Wanted::of(root, disk);
@@ -81,10 +83,11 @@ pub fn of(root: &Root, disk: &KnownDisk) -> Result<Vec<Opener>, TooMany> {
     each_process(root, until, found, |id| process(&wanted, id))
 }
 
-/// Where `disk` is mounted in other mount namespaces; 16 at most. Blocks for seconds where there are many processes.
+/// Returns the mount points of `disk` in other mount namespaces; 16 at most. May block for seconds where there are
+/// many processes.
 ///
 /// # Errors
-/// If they cannot all be looked at in time, and nothing is found before.
+/// If the processes cannot all be inspected in time and no mount has been found by then.
 pub fn mounts_elsewhere(root: &Root, disk: &KnownDisk) -> Result<Vec<Opener>, TooMany> {
     let wanted = Wanted::of(root, disk);
     let namespace = |id: &str| std::fs::read_link(root.path(&format!("/proc/{id}/ns/mnt"))).ok();
@@ -95,7 +98,7 @@ pub fn mounts_elsewhere(root: &Root, disk: &KnownDisk) -> Result<Vec<Opener>, To
         }
         let mounts = mountinfo::parse(&root.read(&format!("/proc/{id}/mountinfo")).ok()?);
         let mount = mounts.into_iter().find(|mount| {
-            // btrfs has a number of its own, and says which of its disks it was mounted from.
+            // btrfs has a device number of its own, and names one of its disks as the source.
             wanted.numbers.contains(&mount.device)
                 || mount.device.0 == 0 && wanted.files.contains(&mount.source)
         })?;
@@ -104,7 +107,7 @@ pub fn mounts_elsewhere(root: &Root, disk: &KnownDisk) -> Result<Vec<Opener>, To
     })
 }
 
-/// What `look` finds about each process but this one, and what was `found` before.
+/// Calls `look` for each process except this one, and adds its results to those `found` before.
 fn each_process(
     root: &Root,
     until: Instant,
@@ -126,7 +129,7 @@ fn each_process(
     Ok(found)
 }
 
-/// Which devices are looked for.
+/// Device nodes and numbers of the disk and its partitions.
 struct Wanted<'a> {
     root: &'a Root,
     files: BTreeSet<String>,
@@ -144,7 +147,8 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Whether a file called `name`, which `path` leads to, is one of them. A container may call it something else.
+    /// Returns whether the file `name`, opened by way of `path`, is one of them. In a container it may have a
+    /// different name, so the device number counts as well.
     fn is(&self, name: &str, path: &Path) -> bool {
         self.files.contains(name)
             || self.root.is_the_machine()

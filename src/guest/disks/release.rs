@@ -1,17 +1,17 @@
-//! Lets go of a disk that is to be unplugged, and finds one that was not unplugged after all.
+//! Releases a disk that is to be unplugged, and finds one again that was not unplugged after all.
 //!
 //! ```text
-//!           the rules unmount      nobody uses it: claimed     flushed        of SCSI: deleted
+//!           the rules unmount      not in use: claimed         flushed        of SCSI: deleted
 //!  visible ───────────────────▶ ? ────────────────────────▶ ? ─────────▶ ? ────────────────────▶ not visible
 //!     ▲                         │                                       │                          │
-//!     │                         └─ somebody does: an error names them   └─ of others: unused       │
+//!     │                         └─ in use: an error names the users     └─ of others: unused       │
 //!     └──────────────────────────────────── found by a scan of its bus ◀───────────────────────────┘
 //! ```
 //!
-//! What somebody else has mounted or open is never taken away. While a disk is flushed and deleted it is claimed, so that
-//! nobody can begin to use it in between, and it is this one's turn: nothing else that the agent does to disks is done to it
-//! meanwhile. A disk that is not on the SCSI bus stays visible, and can be used again until
-//! it is unplugged.
+//! A disk that somebody else has mounted or open is never removed. While a disk is flushed and deleted it is
+//! claimed, so that nobody can begin to use it in between, and the release has the disk's turn: the agent does no
+//! other operation on the disk meanwhile. A disk that is not on the SCSI bus stays visible, and can be used again
+//! until it is unplugged.
 
 use std::io;
 use std::sync::Arc;
@@ -32,23 +32,23 @@ use crate::guest::volumes;
 use crate::sys::root::Root;
 use crate::sys::{block, blocking, error_chain, sysfs};
 
-/// How long a disk may take for all of it.
+/// Time limit for the whole release of a disk.
 const PATIENCE: Duration = Duration::from_secs(45);
-/// udev and others look at disks for moments; so long that may take.
+/// Time for which brief uses, such as by udev, are waited for before the disk counts as in use.
 const MOMENT: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_millis(100);
-/// How long a disk that has just come may take to say who it is.
+/// Time that a disk that has just appeared has to report its identity.
 const UNKNOWN: Duration = Duration::from_secs(15);
-/// How long the monitor may take to see that a disk is gone.
+/// Time that the monitor has to notice that a disk has disappeared.
 const GONE: Duration = Duration::from_secs(5);
-/// How long the kernel may take to tell of a disk that was plugged, before it is scanned for.
+/// Time that the kernel has to report a plugged disk before the agent scans for it.
 const LATE: Duration = Duration::from_secs(2);
-/// Time between two scans for a disk that somebody waits for, at most.
+/// Longest time between two scans for a disk that a caller waits for.
 const SELDOM: Duration = Duration::from_secs(16);
-/// How often what is most likely about to pass is waited for, and how long each time.
+/// Number of retries of an error that is most likely transient, and the time between them.
 const PASSING: (u32, Duration) = (5, Duration::from_secs(1));
 
-/// Uses that an error names.
+/// Limit on the uses that an error names.
 const NAMED: usize = 12;
 
 fn list(all: &[String]) -> String {
@@ -56,77 +56,77 @@ fn list(all: &[String]) -> String {
     if all.len() > NAMED { format!("{named}; and {} more", all.len() - NAMED) } else { named }
 }
 
-/// What became of a disk.
+/// Result of a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Released {
-    /// There is none.
+    /// No disk matches.
     Absent,
-    /// Nobody uses it, and all is written. It can be used again.
+    /// The disk is not in use and all writes are flushed. It stays visible, and can be used again.
     Unused(Arc<KnownDisk>),
-    /// The kernel does not have it any more.
+    /// The kernel has removed the disk.
     Removed(Arc<KnownDisk>),
 }
 
-/// Why it is not released.
+/// Reasons why a disk is not released.
 #[derive(Debug, thiserror::Error)]
 pub enum ReleaseError {
-    /// It is not clear which one is meant.
+    /// The selector matches several disks or is unusable.
     #[error(transparent)]
     Find(FindError),
-    /// Somebody uses it.
+    /// The disk is in use.
     #[error("the disk {disk} is in use: {}", list(holders))]
     InUse {
-        /// Its name, with what tells it from others.
+        /// Name of the disk, with what distinguishes it from others.
         disk: String,
-        /// Who uses it, in words.
+        /// Descriptions of the users.
         holders: Vec<String>,
     },
-    /// Disks in use that have not said who they are may be the one that is meant.
+    /// Disks in use that have not reported their identity may be the one that is meant.
     #[error(
         "no disk is known to have {selector}, but these disks do not identify themselves, and are in use: {}",
         list(disks)
     )]
     Unknown {
-        /// What was looked for.
+        /// Selector of the request.
         selector: Selector,
-        /// Their names.
+        /// Names of those disks.
         disks: Vec<String>,
     },
-    /// What a rule mounted of it cannot be unmounted.
+    /// The mount that a rule has made of it cannot be unmounted.
     #[error("the disk {disk} is mounted by a rule, and cannot be unmounted")]
     ByRule {
-        /// Its name, with what tells it from others.
+        /// Name of the disk, with what distinguishes it from others.
         disk: String,
-        /// Why not.
+        /// Error of the unmount.
         source: disk_rules::Error,
     },
-    /// Something is being done to it.
+    /// Another operation on the disk is running.
     #[error(transparent)]
     Busy(volumes::Error),
-    /// It does not answer.
+    /// The disk does not respond.
     #[error("the disk {disk} has not answered for {} s", PATIENCE.as_secs())]
     Silent {
-        /// Its name, with what tells it from others.
+        /// Name of the disk, with what distinguishes it from others.
         disk: String,
     },
-    /// The kernel, or the disk, refused.
+    /// The kernel or the disk has refused the operation.
     #[error("cannot {what} the disk {disk}")]
     System {
-        /// To do what.
+        /// Operation that was refused.
         what: &'static str,
-        /// Its name, with what tells it from others.
+        /// Name of the disk, with what distinguishes it from others.
         disk: String,
-        /// Why not.
+        /// Error of the operation.
         source: io::Error,
     },
 }
 
-/// The disk that is meant, as soon as it is known, but at the latest after `within`. One that was released, and is not
-/// visible since, is looked for on its bus; and so is one that does not come by itself, where SCSI disks were before, and at
-/// last where they are.
+/// Returns the disk that the selector means as soon as it is known, or fails after `within`. A disk that was
+/// released, and has not become visible since, is scanned for at its last address. One that does not appear by
+/// itself is scanned for at the former addresses of SCSI disks; finally all disks are read again.
 ///
 /// # Errors
-/// As [`Room::wait`](super::room::Room::wait) gives them.
+/// The errors of [`Room::wait`](super::room::Room::wait).
 pub async fn find(guest: &Guest, selector: &Selector, within: Duration) -> Result<Arc<KnownDisk>, WaitError> {
     let there = guest.disks.find(selector);
     let scan = async {
@@ -137,7 +137,8 @@ pub async fn find(guest: &Guest, selector: &Selector, within: Duration) -> Resul
                 tokio::time::sleep(pause).await;
                 scan_all(guest, guest.releases.free(&guest.disks.all(), LATE)).await;
                 tokio::time::sleep(pause).await;
-                // The kernel may have passed over both that one went and that another one came to its place.
+                // The kernel may have missed both that a disk was unplugged and that another was plugged in its
+                // place.
                 guest.disks.doubt();
                 pause = SELDOM.min(2 * pause);
             }
@@ -146,9 +147,9 @@ pub async fn find(guest: &Guest, selector: &Selector, within: Duration) -> Resul
     };
     tokio::select! {
         found = guest.disks.wait(selector, within) => found.inspect(|disk| {
-            // A moment's work, in a folder in memory.
+            // Brief: the file is in a directory in memory.
             guest.releases.forget(disk);
-            // Whoever looks for it did not take it away.
+            // A caller that looks for the disk does not want it released.
             disk_rules::keep(guest, disk);
         }),
         never = scan => never,
@@ -162,8 +163,9 @@ async fn scan_all(guest: &Guest, addresses: Vec<ScsiAddress>) {
     }
 }
 
-/// Has the kernel begin anew with a disk that it takes for another one, as soon as nobody uses the other one: what it
-/// knows of that, from partitions to what it has read, is of no use for this one.
+/// Makes the kernel detect a disk afresh that it mistakes for its predecessor, as soon as the predecessor is no
+/// longer in use. What the kernel knows of the predecessor, from partitions to cached data, is wrong for this
+/// disk.
 pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
     let Some(address) = disk.scsi else { return };
     let (most, moment) = PASSING;
@@ -184,7 +186,7 @@ pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
             Ok(())
         });
         let Err(error) = done.await else { return };
-        // One that goes, or is asked anew, cannot be opened for a moment.
+        // A disk that is disappearing, or being queried again, cannot be opened for a moment.
         if matches!(error, ReleaseError::System { .. }) && passing < most {
             passing += 1;
             tokio::time::sleep(moment).await;
@@ -196,7 +198,7 @@ pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
             tracing::warn!("{}: {problem}", disk.name);
             guest.events.tell(messages::disk_failed(&disk, problem));
         }
-        // Nobody says when a disk is not used any more.
+        // No event reports that a disk is no longer in use.
         guest.events.next_tick().await;
     }
 }
@@ -208,29 +210,29 @@ fn scan(root: &Root, ScsiAddress { host, channel, target, unit }: ScsiAddress) {
     }
 }
 
-/// Lets go of the disk that is meant. Success if there is none, or it was released before.
+/// Releases the disk that the selector means. Succeeds if no disk matches, or if it was released before.
 ///
 /// # Errors
-/// If somebody uses it, with who that is; if it does not answer in time: a flush that was begun then goes on, but nothing
-/// is begun after it.
+/// If the disk is in use; the error names the users. If it does not respond in time: a flush that has begun then
+/// continues, but no further step is begun.
 pub async fn release(guest: &Guest, selector: &Selector) -> Result<Released, ReleaseError> {
     let Some(disk) = visible(guest, selector).await? else { return Ok(Released::Absent) };
     let by_rule = |source| ReleaseError::ByRule { disk: lookup::describe(&disk), source };
     disk_rules::release(guest, &disk).await.map_err(by_rule)?;
     let released = release_unmounted(guest, Arc::clone(&disk)).await;
     if released.is_err() {
-        // It stays, and so does what rules mount of it.
+        // The disk stays, and so do the mounts that rules make of it.
         disk_rules::keep(guest, &disk);
     }
     released
 }
 
-/// Lets go of a disk of which rules have nothing mounted.
+/// Releases a disk of which rules have nothing mounted.
 async fn release_unmounted(guest: &Guest, disk: Arc<KnownDisk>) -> Result<Released, ReleaseError> {
     let name = lookup::describe(&disk);
     let silent = |_| ReleaseError::Silent { disk: name.clone() };
     let end = tokio::time::Instant::now() + PATIENCE;
-    // The key of everything that is done to a disk.
+    // Turn of the disk, which all operations on it take.
     let held = guest.volumes.turn(disk.generation, &guest.root.path(&disk.file), "it is being released");
     let held = held.map_err(ReleaseError::Busy)?;
     let (machine, known) = (guest.clone(), Arc::clone(&disk));
@@ -251,7 +253,7 @@ async fn release_unmounted(guest: &Guest, disk: Arc<KnownDisk>) -> Result<Releas
     if disk.bus != Bus::Scsi || disk.scsi.is_none() {
         return Ok(Released::Unused(disk));
     }
-    // Before it is deleted, so that it can be found again whatever happens.
+    // Recorded before it is deleted, so that it can be found again whatever happens.
     let (root, path) = (guest.root.clone(), format!("{}/device/delete", disk.place));
     let (releases, known) = (Arc::clone(&guest.releases), Arc::clone(&disk));
     let work = blocking::run(move || {
@@ -273,7 +275,7 @@ async fn release_unmounted(guest: &Guest, disk: Arc<KnownDisk>) -> Result<Releas
     Ok(Released::Removed(disk))
 }
 
-/// The disk that is meant, if there is one: also one that has just come.
+/// Returns the disk that the selector means, also if it has only just appeared.
 async fn visible(guest: &Guest, selector: &Selector) -> Result<Option<Arc<KnownDisk>>, ReleaseError> {
     let known = || match guest.disks.find(selector) {
         Ok(disk) => Ok(Some(disk)),
@@ -291,7 +293,7 @@ async fn visible(guest: &Guest, selector: &Selector) -> Result<Option<Arc<KnownD
             Err(WaitError::Find(error)) => return Err(ReleaseError::Find(error)),
         }
     }
-    // One that was not known at first may have become so just before it was asked whether all are.
+    // A disk that was unknown at first may have become known just before the check for unknown disks.
     if let Some(disk) = known()? {
         return Ok(Some(disk));
     }
@@ -307,7 +309,7 @@ async fn visible(guest: &Guest, selector: &Selector) -> Result<Option<Arc<KnownD
     }
 }
 
-/// Whether the kernel has a disk of which nobody knows yet who it is.
+/// Returns whether the kernel has a disk whose identity is not known yet.
 fn any_unknown(guest: &Guest) -> bool {
     let known = guest.disks.all();
     let is_known = |generation| known.iter().any(|disk| disk.generation == generation);
@@ -320,12 +322,12 @@ fn any_unknown(guest: &Guest) -> bool {
     block::disks(&guest.root).unwrap_or_default().iter().any(unknown)
 }
 
-/// Claims a disk that nobody uses; nothing if it is gone.
+/// Claims a disk that is not in use. Returns no claim if it has disappeared.
 fn claim(guest: &Guest, disk: &KnownDisk) -> Result<Option<std::os::fd::OwnedFd>, ReleaseError> {
     let until = Instant::now() + MOMENT;
     let in_use = |holders| ReleaseError::InUse { disk: lookup::describe(disk), holders };
     loop {
-        // As it is now, without asking it anything.
+        // Read the present state, without querying the disk.
         let fresh = match identity::read(&guest.root, &disk.place, &Asked::Silent) {
             Ok(fresh) if fresh.generation == disk.generation => fresh,
             _ => return Ok(None),
@@ -350,7 +352,7 @@ fn claim(guest: &Guest, disk: &KnownDisk) -> Result<Option<std::os::fd::OwnedFd>
             Err(too_many) => vec![too_many.to_string()],
         };
         if claim.is_some() && holders.is_empty() {
-            // Its name may have become another disk's before it was opened, and cannot since.
+            // The device name may have passed to another disk before it was opened; it cannot do so any longer.
             let same = identity::is_still_there(&guest.root, disk);
             return Ok(claim.filter(|_| same));
         }
@@ -376,7 +378,7 @@ fn words(guest: &Guest, one: &Use) -> String {
     }
 }
 
-/// Waits until the monitor knows that the disk is gone.
+/// Waits until the monitor knows that the disk has disappeared.
 async fn gone(guest: &Guest, generation: u64) {
     let mut changes = guest.disks.changes();
     let going = async {

@@ -1,9 +1,10 @@
-//! Where SCSI disks were that are gone from the kernel, and may be plugged nevertheless: those that were deleted when they
-//! were released, remembered until the next boot, and the places of others that went lately.
+//! Remembers the addresses of SCSI disks that the kernel no longer has, although they may still be plugged: those
+//! that were deleted by a release, which are recorded until the next boot, and those of other disks that
+//! disappeared lately.
 //!
-//! A guest's kernel that is busy can take the word that a disk has come for one about the disk that was at its address
-//! before, or the other way round, and then has none. It says nothing of that. Whoever waits for the disk has it scanned
-//! for, where disks were.
+//! A busy guest kernel can mistake the notification that a disk has been plugged for one about the previous disk
+//! at the same address, or the other way round, and then has no disk there. It does not report this. A caller that
+//! waits for the disk therefore scans the addresses where disks were.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,13 +17,13 @@ use crate::guest::disks::location::Bus;
 use crate::guest::disks::lookup::{self, Selector};
 use crate::sys::files;
 
-/// The file, in the agent's runtime folder.
+/// Name of the file in the agent's runtime directory.
 pub const FILE: &str = "released-disks.json";
 
-/// Releases that are remembered, and places.
+/// Limit on the recorded releases, and on the other addresses.
 const MOST: usize = 64;
 
-/// A disk that was deleted.
+/// Disk that was deleted by a release.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Left {
     name: String,
@@ -30,7 +31,7 @@ struct Left {
     serials: Vec<Serial>,
     alias: Option<String>,
     wwn: Option<String>,
-    /// By this run of the agent; else long ago.
+    /// Time of the release by this run of the agent; absent if it was an earlier run, long ago.
     #[serde(skip)]
     since: Option<Instant>,
 }
@@ -47,7 +48,7 @@ impl Left {
         })
     }
 
-    /// As much of it as it can be looked up by.
+    /// Returns a disk with the properties by which it can be looked up.
     fn disk(&self) -> Arc<KnownDisk> {
         let Self { name, scsi, serials, alias, wwn, .. } = self.clone();
         Arc::new(KnownDisk {
@@ -77,7 +78,7 @@ impl Left {
 #[derive(Debug, Default)]
 struct State {
     left: Vec<Left>,
-    /// Where others were, the oldest first.
+    /// Addresses of other disks that have disappeared, oldest first.
     gone: Vec<ScsiAddress>,
     file: Option<PathBuf>,
 }
@@ -92,7 +93,7 @@ impl State {
     }
 }
 
-/// Where disks were.
+/// Addresses where disks were.
 #[derive(Debug, Default)]
 pub struct Releases(Mutex<State>);
 
@@ -101,8 +102,8 @@ impl Releases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on releases are remembered in `folder`, which has those of the agent that ran before. It blocks, as all
-    /// of this may, on the file system of `folder` only.
+    /// Records releases in `folder` from now on, and adds those of the previous agent that are recorded there.
+    /// Blocks only on the file system of `folder`, as do the other methods.
     pub fn keep_in(&self, folder: &Path) {
         let file = folder.join(FILE);
         let before: Vec<Left> = match files::read(&file).map(|bytes| serde_json::from_slice(&bytes)) {
@@ -125,11 +126,11 @@ impl Releases {
         }
     }
 
-    /// A disk is about to be deleted.
+    /// Records a disk that is about to be deleted.
     pub(super) fn remember(&self, disk: &KnownDisk) {
         let Some(new) = Left::new(disk) else { return };
         let mut state = self.locked();
-        // Another disk may have its address by now.
+        // The address now belongs to this disk, so an older record of it is outdated.
         state.left.retain(|known| known.scsi != new.scsi);
         state.left.push(new);
         if state.left.len() > MOST {
@@ -138,7 +139,7 @@ impl Releases {
         state.write();
     }
 
-    /// A disk is gone from the kernel, for whatever reason.
+    /// Remembers the address of a disk that has disappeared from the kernel for whatever reason.
     pub(in crate::guest) fn gone(&self, disk: &KnownDisk) {
         let Some(address) = disk.scsi else { return };
         let mut state = self.locked();
@@ -152,14 +153,14 @@ impl Releases {
         }
     }
 
-    /// Where the released disks were that are meant.
+    /// Returns the addresses of released disks that match the selector.
     pub(super) fn addresses(&self, selector: &Selector) -> Vec<ScsiAddress> {
         let meant = |left: &&Left| lookup::find(&[left.disk()], selector).is_ok();
         self.locked().left.iter().filter(meant).map(|left| left.scsi).collect()
     }
 
-    /// Where disks were, and none of `visible` is now. One that was released less than `lately` ago is left alone: it is
-    /// about to be unplugged.
+    /// Returns the addresses where disks were and none of `visible` is now. A disk that was released less than
+    /// `lately` ago is left alone: it is about to be unplugged.
     pub(super) fn free(&self, visible: &[Arc<KnownDisk>], lately: Duration) -> Vec<ScsiAddress> {
         let is_free = |address: &ScsiAddress| visible.iter().all(|disk| disk.scsi != Some(*address));
         let state = self.locked();
@@ -168,7 +169,7 @@ impl Releases {
         left.chain(state.gone.iter().copied()).filter(is_free).collect()
     }
 
-    /// A disk was found.
+    /// Deletes the record of a disk that was found.
     pub(super) fn forget(&self, found: &KnownDisk) {
         let mut state = self.locked();
         let before = state.left.len();
@@ -209,7 +210,7 @@ mod tests {
         first.remember(&one);
         first.remember(&two);
         let second = Releases::default();
-        // Released before the file was read.
+        // This disk is released before the file of the earlier agent has been read.
         second.remember(&disk(2, b"newer"));
         second.keep_in(folder.path());
         let meant = |serial: &str| second.addresses(&Selector::Serial(serial.to_owned()));
@@ -241,9 +242,9 @@ mod tests {
             all.gone(&disk(unit, b"x"));
         }
         assert_eq!(units(&all.free(&[], Duration::ZERO)), [2, 1]);
-        // Another disk is there.
+        // The address is taken by a different disk.
         assert_eq!(units(&all.free(&[disk(2, b"y")], Duration::ZERO)), [1]);
-        // It was released just now, and is to be unplugged.
+        // This disk has just been released, and is about to be unplugged.
         all.remember(&disk(1, b"x"));
         all.gone(&disk(1, b"x"));
         assert_eq!(units(&all.free(&[], Duration::from_secs(60))), [2]);

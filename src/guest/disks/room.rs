@@ -1,7 +1,6 @@
-//! The disks that this machine has, for everyone who asks or waits.
+//! Publishes the disks of this machine to all tasks that look them up or wait for them.
 //!
-//! One task, the monitor of disks, says what there is; it is the only one that does. Everyone else sees the newest
-//! list, whole, at any time.
+//! Only one task, the monitor of disks, publishes the list. All others see the newest complete list at any time.
 //!
 //! ```text
 //! uevents ─▶ monitor::disks ──publish──▶ Room: [newest list] ──▶ all, find: at once
@@ -17,10 +16,10 @@ use tokio::sync::{Notify, watch};
 use crate::guest::disks::identity::KnownDisk;
 use crate::guest::disks::lookup::{self, FindError, Selector};
 
-/// A list of disks that nobody changes any more.
+/// Immutable list of disks.
 pub type Disks = Arc<[Arc<KnownDisk>]>;
 
-/// Knows the disks.
+/// Current list of disks, with notifications of changes.
 #[derive(Debug)]
 pub struct Room {
     known: watch::Sender<Disks>,
@@ -29,7 +28,7 @@ pub struct Room {
     doubts: Notify,
 }
 
-/// How often something happened to each disk, by its generation.
+/// Number of changes seen on each disk, by its generation.
 pub type Touches = BTreeMap<u64, u64>;
 
 impl Default for Room {
@@ -43,43 +42,43 @@ impl Default for Room {
     }
 }
 
-/// Why a disk that was waited for did not come.
+/// Reasons why a disk that was waited for was not found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// It cannot come, or there are several already.
+    /// The selector is unusable, or several disks match already.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// It did not come in time.
+    /// No matching disk appeared in time.
     #[error("no disk with {selector} has appeared within {} s", .within.as_secs_f32())]
     TooLate {
-        /// What was waited for.
+        /// Selector that was waited for.
         selector: Selector,
-        /// How long.
+        /// Time that was waited.
         within: Duration,
     },
 }
 
 impl Room {
-    /// All disks, in the order of their names. Empty until the monitor has looked for the first time.
+    /// Returns all disks in the order of their names. Empty until the monitor has looked for the first time.
     pub fn all(&self) -> Disks {
         Arc::clone(&self.known.borrow())
     }
 
-    /// The disk that is meant.
+    /// Returns the disk that the selector means.
     ///
     /// # Errors
-    /// If there is none, or more than one.
+    /// If no disk matches, or more than one.
     pub fn find(&self, selector: &Selector) -> Result<Arc<KnownDisk>, FindError> {
         lookup::find(&self.known.borrow(), selector)
     }
 
-    /// The disk that is meant, as soon as it is known, but at the latest after `within`. Dropping the future ends the
-    /// wait.
+    /// Waits for the disk that the selector means, and returns it as soon as it is known, or fails after `within`.
+    /// Dropping the future ends the wait.
     ///
     /// # Errors
-    /// If it does not come in time; at once if there are several, or the selector can mean none.
+    /// If no disk matches in time; at once if several match, or if the selector is unusable.
     pub async fn wait(&self, selector: &Selector, within: Duration) -> Result<Arc<KnownDisk>, WaitError> {
-        // Subscribed before the first look: nothing falls between.
+        // Subscribed before the first look, so that no change is missed in between.
         let mut known = self.known.subscribe();
         let coming = async {
             loop {
@@ -96,34 +95,34 @@ impl Room {
         tokio::time::timeout(within, coming).await.map_err(too_late)?
     }
 
-    /// Counts up with everything that changes in the list: disks that come and go, and what is known of them.
+    /// Returns a counter of the changes of the list: disks that appear and disappear, and properties that change.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Counts for each disk how often something happened to it, also where nothing changed that is known of it here: what
-    /// is on it may be something else. Where udev runs it says so when a file of the disk is closed that was open for
-    /// writing.
+    /// Returns the number of events on each disk, including those that change no property known here: the contents
+    /// of the disk may have changed. Where udev runs, it reports such an event when a device node of the disk that
+    /// was open for writing is closed.
     pub fn touches(&self) -> watch::Receiver<Touches> {
         self.touches.subscribe()
     }
 
-    /// Something happened to a disk.
+    /// Counts an event on a disk.
     pub(in crate::guest) fn touch(&self, disk: &KnownDisk) {
         self.touches.send_modify(|touches| *touches.entry(disk.generation).or_default() += 1);
     }
 
-    /// Has the monitor ask all disks anew who they are: any of them may be another one than is known here.
+    /// Makes the monitor read the identities of all disks again, as any of them may have been replaced unnoticed.
     pub(in crate::guest) fn doubt(&self) {
         self.doubts.notify_one();
     }
 
-    /// Somebody doubts what is known.
+    /// Waits until a caller has requested that by `doubt`.
     pub(in crate::guest) async fn doubted(&self) {
         self.doubts.notified().await;
     }
 
-    /// From now on these are the disks.
+    /// Publishes a new list of disks.
     pub(in crate::guest) fn publish(&self, disks: Disks) {
         let is_there = |generation: &u64| disks.iter().any(|disk| disk.generation == *generation);
         self.touches.send_if_modified(|touches| {

@@ -1,24 +1,25 @@
-//! Which disks there are, as the kernel, udev and the disks themselves say one after the other. Decides, and does
-//! nothing: who drives it looks at sysfs, does its [`Job`]s, and tells its [`Change`]s.
+//! State of all disks, as reported step by step by the kernel, by udev and by the disks themselves. Decides only,
+//! without I/O: the caller looks at sysfs, carries out its [`Job`]s, and reports its [`Change`]s.
 //!
 //! ```text
-//!                 a place is free                     where udev runs:
+//!                 a slot is free                      where udev runs:
 //!  (new) ▶ Queued ───────────────▶ Reading ──▶ Rest   held until udev has processed it,
-//!            ▲                        │  done    │     or does not in time ──▶ told
-//!            ├◀── something happened meanwhile ──┤
-//!            └◀── it does not answer: without it ┘
+//!            ▲                        │  done    │     or its time is up ──▶ reported
+//!            ├◀── an event came meanwhile ───────┤
+//!            └◀── no response: without it ───────┘
 //! ```
 //!
-//! A disk that udev has not processed yet is read meanwhile, as far as that is possible without opening it: what it says
-//! does not change by that, and can be told as soon as udev is done. Where that was not enough to know it, it is read
-//! again.
+//! A disk that udev has not processed yet is read meanwhile, as far as that is possible without opening it. What
+//! is read is not affected by udev's processing, and can be reported as soon as udev is done. If it was not enough
+//! to identify the disk, the disk is read again.
 //!
-//! A disk that has no size any more is most likely about to go: the kernel takes its size before its name. One that was
-//! asked while it was no longer there, or while another one came to its place, has none either. It stays as it was
-//! (`Doubt`), known or not, and is asked anew every moment for as long as it may take to go or to come.
+//! A disk that no longer has a size is most likely about to disappear: the kernel removes its size before its
+//! name. A disk also has no size if it was queried when it was no longer there, or while another one took its
+//! place. It then keeps its state (`Doubt`), known or not, and is queried again at short intervals for as long as
+//! it may take to disappear or to appear.
 //!
-//! From every stage a disk goes away when it is gone, or another one is at its place. What the kernel says is no more
-//! than a reason to look: what counts is what a look finds, so that lost, late and doubled messages do no harm.
+//! At every stage a disk is dropped if it has disappeared or another one is at its path. Messages of the kernel
+//! are only a reason to look: the result of the look counts, so that lost, late and duplicate messages do no harm.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -31,84 +32,84 @@ use crate::guest::disks::identity::{Asked, KnownDisk, Source};
 use crate::guest::disks::room::Disks;
 use crate::sys::block::Number;
 
-/// How long udev may take before a disk is known without it.
+/// Time that udev has to process a disk before the disk is used without udev's data.
 pub const UDEV: Duration = Duration::from_secs(10);
-/// How long a disk may take to say who it is before it is known without that.
+/// Time that a disk has to report its identity before it is used without it.
 pub const ANSWER: Duration = Duration::from_secs(5);
-/// Devices that have begun anew and are remembered; more than there ever are.
+/// Limit on the remembered devices that were reset before they had a disk; more than ever exist.
 const MOST_RESETS: usize = 1024;
-/// How long a disk that has no size is left before it is asked for it again.
+/// Time between two queries of a disk that has no size.
 pub const GOING: Duration = Duration::from_secs(1);
-/// How often it is asked before it is told to have none.
+/// Number of such queries before the disk is reported as having no size.
 pub const MOST_DOUBTS: u32 = 5;
-/// Disks that are read at a time, but for those that do not answer.
+/// Limit on the disks that are read at the same time, apart from those that do not respond.
 const AT_A_TIME: usize = 4;
-/// Disks that do not answer; further ones are not asked while there are so many.
+/// Limit on the disks that do not respond; while it is reached, no further disk is queried.
 const MOST_LATE: usize = 32;
 
-/// What udev has done with a disk.
+/// Progress of udev with a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Udev {
-    /// There is no udev.
+    /// udev is not running.
     Absent,
-    /// Nothing yet.
+    /// udev has not processed the disk yet.
     Pending,
-    /// It has processed it, or one that had its number before, at that time.
+    /// udev has processed the disk, or an earlier one with the same device number, at that time.
     Processed(u64),
 }
 
-/// What a look finds at a place in sysfs.
+/// Result of a look at a path in sysfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// The place.
+    /// Path in sysfs.
     pub place: String,
-    /// The disk's number.
+    /// Device number of the disk.
     pub number: Number,
-    /// Tells it from others at that place.
+    /// Number that distinguishes the disk from others that have had this path.
     pub generation: u64,
-    /// The kernel's count of disks; none before Linux 5.15.
+    /// Sequence number given by the kernel; none before Linux 5.15.
     pub sequence: Option<u64>,
-    /// How far udev is.
+    /// Progress of udev with the disk.
     pub udev: Udev,
 }
 
-/// A disk is to be read.
+/// Order to read a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Names the job when it is done.
+    /// Number of the job, to be passed to `done`.
     pub id: u64,
-    /// Where the disk is.
+    /// Path of the disk in sysfs.
     pub place: String,
-    /// Whether the disk itself has to be asked.
+    /// Way in which the disk itself is queried.
     pub asked: Asked,
-    /// It may be another one than before: the kernel has to ask it anew.
+    /// True if the disk may have been replaced, so that the kernel has to query it again.
     pub anew: bool,
 }
 
-/// What is to be told.
+/// Change that is to be reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A disk is known.
+    /// A disk has become known.
     Added(Arc<KnownDisk>),
-    /// It is gone; so it was.
+    /// The disk has disappeared; these were its properties.
     Removed(Arc<KnownDisk>),
-    /// It has another size.
+    /// The size of a disk has changed.
     Resized {
-        /// As it is now.
+        /// Disk with its new size.
         disk: Arc<KnownDisk>,
-        /// The size that it had, in bytes.
+        /// Previous size in bytes.
         before: u64,
     },
-    /// Something else of it changed.
+    /// Another property of the disk has changed.
     Changed(Arc<KnownDisk>),
-    /// Nothing of it changed, but something happened to it: somebody has written to it, perhaps.
+    /// No property has changed, but an event was received: the disk may have been written to.
     Touched(Arc<KnownDisk>),
-    /// This one answers in the place of another one, which the kernel has not noticed. The other one was told to be
-    /// [removed](Self::Removed); this one is not a disk for anybody until the kernel begins anew with it.
+    /// A different disk responds in the place of a known one, which the kernel has not noticed. The known one was
+    /// reported as [removed](Self::Removed); the new one is not reported until the kernel has detected it afresh.
     Usurped(Arc<KnownDisk>),
 }
 
-/// Whether the disk at `place` is that of a device.
+/// Returns whether the disk at `place` belongs to the device.
 fn below(place: &str, device: &str) -> bool {
     place.strip_prefix(device).is_some_and(|rest| rest.starts_with('/'))
 }
@@ -125,17 +126,17 @@ enum Stage {
 struct Entry {
     seen: Seen,
     stage: Stage,
-    /// Until then it is not told, if udev has not processed it before.
+    /// Time until which the disk is held back unless udev processes it earlier.
     udev: Option<Instant>,
-    /// What was read of it while it is not told.
+    /// Properties that were read while the disk is held back.
     held: Option<Box<KnownDisk>>,
-    /// Something happened while it was read.
+    /// True if an event was received during the read.
     again: bool,
-    /// How often it was read without a size, which it is not known to lack.
+    /// Number of reads in a row that found no size although the disk may have one.
     doubts: u32,
-    /// It may be another one than before.
+    /// True if the disk may have been replaced.
     anew: bool,
-    /// It is another one than before.
+    /// True if the disk has been replaced.
     usurped: bool,
     asked: Asked,
     known: Option<Arc<KnownDisk>>,
@@ -146,12 +147,12 @@ struct Running {
     name: String,
     generation: u64,
     asks: bool,
-    /// The disk may not be opened.
+    /// True if the job must not open the disk.
     unopened: bool,
     deadline: Instant,
 }
 
-/// The disks and what is being done about them.
+/// State of all disks, with the work in progress.
 #[derive(Debug, Default)]
 pub struct Tracker {
     entries: BTreeMap<String, Entry>,
@@ -159,15 +160,17 @@ pub struct Tracker {
     jobs: u64,
     running: BTreeMap<u64, Running>,
     late: BTreeMap<u64, Running>,
-    /// When udev processed the last disk of each number that is gone: what it says of that one counts no more.
+    /// Time at which udev processed the last vanished disk of each number. Data of udev with that time belong to
+    /// that disk and are ignored.
     left: HashMap<Number, u64>,
-    /// Devices that have begun anew while they had no disk yet.
+    /// Devices that were reset before they had a disk.
     resets: BTreeSet<String>,
     changes: Vec<Change>,
 }
 
 impl Tracker {
-    /// Somebody looked for the disk called `name`, because something happened to it if it was `touched`.
+    /// Takes the result of a look for the disk `name`. `touched` says that an event of the disk was the reason to
+    /// look.
     pub fn look(&mut self, name: &str, seen: Option<Seen>, touched: bool, now: Instant) {
         let Some(seen) = seen else { return self.drop_disk(name) };
         let waits = self.waits_for_udev(&seen);
@@ -189,8 +192,8 @@ impl Tracker {
         }
     }
 
-    /// The kernel takes the disk called `name` away, which was the one with the number `sequence` in its count. A look
-    /// may still find it, or another one already.
+    /// Handles the kernel's message that it is removing the disk `name` with the sequence number `sequence`. The
+    /// look may still find that disk, or already another one.
     pub fn removed(&mut self, name: &str, sequence: Option<u64>, seen: Option<Seen>, now: Instant) {
         let Some(entry) = self.entries.get(name) else { return self.look(name, seen, false, now) };
         let of_one_before =
@@ -205,11 +208,12 @@ impl Tracker {
         }
     }
 
-    /// The SCSI device at `place` has begun anew.
+    /// Handles the reset of the SCSI device at `place`.
     pub fn reset(&mut self, place: &str) {
         let is_of = |(_, entry): &(&String, &Entry)| below(&entry.seen.place, place);
         let Some(name) = self.entries.iter().find(is_of).map(|(name, _)| name.clone()) else {
-            // Its disk is about to come, and what the kernel has asked it so far may have been another one's answer.
+            // Its disk is about to appear, and what the kernel has read of it so far may come from the previous
+            // disk.
             if self.resets.len() < MOST_RESETS {
                 self.resets.insert(place.to_owned());
             }
@@ -218,7 +222,7 @@ impl Tracker {
         self.ask_anew(&name);
     }
 
-    /// Any disk may have begun anew.
+    /// Assumes that any disk may have been reset.
     pub fn reset_all(&mut self) {
         self.names().iter().for_each(|name| self.ask_anew(name));
     }
@@ -252,7 +256,7 @@ impl Tracker {
         self.enqueue(name);
     }
 
-    /// Whether udev has yet to process what a look found.
+    /// Returns whether udev has yet to process the disk that a look found.
     fn waits_for_udev(&self, seen: &Seen) -> bool {
         match seen.udev {
             Udev::Absent => false,
@@ -261,7 +265,7 @@ impl Tracker {
         }
     }
 
-    /// udev has processed the disk called `name`, or is not waited for any longer.
+    /// Handles the end of the wait for udev: it has processed the disk `name`, or the time is up.
     fn processed(&mut self, name: &str, now: Instant) {
         let Some(entry) = self.entries.get_mut(name) else { return };
         if entry.udev.take().is_none() {
@@ -269,7 +273,7 @@ impl Tracker {
         }
         let rests = matches!(entry.stage, Stage::Rest);
         match entry.held.take() {
-            // It is told even if it is being read again, which tells what has changed since.
+            // Reported even if it is being read again; that read reports what has changed since.
             Some(disk) if !disk.serials.is_empty() && (rests || disk.bytes > 0) => {
                 self.settle(name, Some(*disk), now);
             }
@@ -298,7 +302,7 @@ impl Tracker {
         }
     }
 
-    /// What is to be read now.
+    /// Returns the jobs that are to be started now.
     pub fn jobs(&mut self, now: Instant) -> Vec<Job> {
         let mut jobs = Vec::new();
         while self.running.len() < AT_A_TIME
@@ -318,7 +322,7 @@ impl Tracker {
             self.jobs += 1;
             let id = self.jobs;
             entry.stage = Stage::Reading(id);
-            // One that has not answered yet is not asked once more.
+            // A disk that has not responded yet is not queried a second time.
             let hangs = |late: &Running| late.name == name && late.generation == entry.seen.generation;
             let anew = std::mem::take(&mut entry.anew) && !self.late.values().any(hangs);
             jobs.push(Job { id, place: entry.seen.place.clone(), asked, anew });
@@ -329,7 +333,7 @@ impl Tracker {
         jobs
     }
 
-    /// A job is done.
+    /// Takes the outcome of a job.
     pub fn done(&mut self, id: u64, outcome: io::Result<KnownDisk>, now: Instant) {
         let Some(job) = self.running.remove(&id).or_else(|| self.late.remove(&id)) else { return };
         let Some(entry) = self.entries.get_mut(&job.name) else { return };
@@ -341,11 +345,11 @@ impl Tracker {
             && job.asks
         {
             let own = disk.serials.iter().find(|serial| serial.source == Source::Virtio).cloned();
-            // A SCSI disk may be another one the next time, and is asked only if the kernel has not.
+            // A SCSI disk may be a different one at the next read, and is queried only if the kernel shows no data.
             entry.asked = if disk.scsi.is_some() { Asked::Ask } else { Asked::Said(own) };
         }
         if !matches!(entry.stage, Stage::Reading(current) if current == id) {
-            // It answers after all. What else was read then is no news.
+            // The disk has responded after all. The rest of this outcome is outdated.
             return self.enqueue(&job.name);
         }
         entry.stage = Stage::Rest;
@@ -362,7 +366,7 @@ impl Tracker {
         }
     }
 
-    /// This was read of the disk called `name`. Returns whether it may be read again at once.
+    /// Takes what was read of the disk `name`. Returns whether it may be read again at once.
     fn settle(&mut self, name: &str, outcome: Option<KnownDisk>, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(name) else { return false };
         let may_have_size = entry.known.as_ref().is_none_or(|known| known.bytes > 0);
@@ -374,7 +378,7 @@ impl Tracker {
             return false;
         }
         entry.doubts = 0;
-        // Without an outcome it is gone, which the kernel is about to say.
+        // Without an outcome the disk has disappeared, and the kernel is about to report that.
         if let Some(disk) = outcome.filter(|_| !entry.usurped) {
             let disk = Arc::new(disk);
             if let Some(old) = entry.known.take_if(|old| old.is_another(&disk)) {
@@ -394,7 +398,7 @@ impl Tracker {
         true
     }
 
-    /// What should have happened by now is given up.
+    /// Gives up what should have happened by now.
     pub fn expire(&mut self, now: Instant) {
         let expired: Vec<u64> =
             self.running.iter().filter(|(_, job)| job.deadline <= now).map(|(id, _)| *id).collect();
@@ -425,7 +429,7 @@ impl Tracker {
         }
     }
 
-    /// When to [`expire`](Self::expire).
+    /// Returns the time of the next call of [`expire`](Self::expire).
     pub fn deadline(&self) -> Option<Instant> {
         let doubts = self.entries.values().filter_map(|entry| match entry.stage {
             Stage::Doubt(deadline) => Some(deadline),
@@ -435,35 +439,35 @@ impl Tracker {
         self.running.values().map(|job| job.deadline).chain(doubts).chain(udev).min()
     }
 
-    /// The names of the disks that wait for udev, with such a deadline.
+    /// Returns the names of the disks that wait for udev and whose deadline satisfies the condition.
     fn waiting_for_udev(&self, deadline: impl Fn(Instant) -> bool) -> Vec<String> {
         let waits = |entry: &Entry| entry.udev.is_some_and(&deadline);
         self.entries.iter().filter(|(_, entry)| waits(entry)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// The names, numbers and places of the disks that wait for udev.
+    /// Returns the names of the disks that wait for udev, with what was seen of them.
     pub fn for_udev(&self) -> Vec<(String, Seen)> {
         let waiting = self.entries.iter().filter(|(_, entry)| entry.udev.is_some());
         waiting.map(|(name, entry)| (name.clone(), entry.seen.clone())).collect()
     }
 
-    /// The names of all disks, also of those that are not known yet.
+    /// Returns the names of all disks, including those that are not known yet.
     pub fn names(&self) -> Vec<String> {
         self.entries.keys().cloned().collect()
     }
 
-    /// The disks that are held by the device called `holder`.
+    /// Returns the disks on which the device `holder` is built.
     pub fn held_by(&self, holder: &str) -> Vec<Arc<KnownDisk>> {
         let held = |disk: &&Arc<KnownDisk>| disk.holders.iter().any(|known| known.name == holder);
         self.entries.values().filter_map(|entry| entry.known.as_ref()).filter(held).cloned().collect()
     }
 
-    /// What is to be told, in its order.
+    /// Returns the changes that are to be reported, in their order, and forgets them.
     pub fn changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// The disks that are known, in the order of their names as people have it: `vdz` comes before `vdaa`.
+    /// Returns the known disks in the natural order of their names: `vdz` comes before `vdaa`.
     pub fn list(&self) -> Disks {
         let mut known: Vec<_> = self.entries.values().filter_map(|entry| entry.known.clone()).collect();
         known
@@ -471,7 +475,7 @@ impl Tracker {
         known.into()
     }
 
-    /// Nothing is waited for, or being read.
+    /// Returns whether no disk is being read or waited for.
     #[cfg(test)]
     pub fn is_settled(&self) -> bool {
         self.entries.values().all(|entry| matches!(entry.stage, Stage::Rest) && entry.udev.is_none())

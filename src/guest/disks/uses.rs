@@ -1,4 +1,4 @@
-//! What a disk is used for: what is mounted from it, swap space on it, what is made of it.
+//! Finds the uses of a disk: mounts, swap space, and devices built on it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,21 +9,21 @@ use crate::sys::block_stack::btrfs_disks;
 use crate::sys::root::Root;
 use crate::sys::{mountinfo, swaps};
 
-/// How deep devices may be stacked; deeper ones are left out.
+/// Limit on the depth of stacked devices; deeper ones are left out.
 const MAX_DEPTH: usize = 16;
-/// Uses that are told.
+/// Limit on the uses that are reported.
 const MOST: usize = 64;
 
-/// One use of a disk.
+/// Use of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
-    /// It, a part of it, or what is made of it is mounted there.
+    /// The disk, a part of it, or a device built on it is mounted at this mount point.
     Mounted(String),
-    /// Its file is bound to this place, as pods have it that use it as a device.
+    /// Bind mount of its device node at this path, as in pods that use it as a block device.
     Bound(String),
-    /// Swap space is on this device.
+    /// Swap space on this device.
     Swap(String),
-    /// This device is made of it.
+    /// Device that is built on the disk.
     Holder(String),
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Use {
     }
 }
 
-/// The uses of `disk`, which may be gone already: mounts outlive it.
+/// Returns the uses of `disk`. The disk may have disappeared already: mounts outlive it.
 pub fn of(root: &Root, disk: &KnownDisk) -> Vec<Use> {
     let mut devices: BTreeMap<Number, String> = [(disk.number, disk.name.clone())].into();
     devices.extend(disk.partitions.iter().map(|partition| (partition.number, partition.name.clone())));
@@ -63,8 +63,8 @@ pub fn of(root: &Root, disk: &KnownDisk) -> Vec<Use> {
     };
     let bound = mounts.iter().filter(|mount| is_its_file(mount));
     let bound: Vec<_> = bound.map(|mount| Use::Bound(mount.mount_point.clone())).collect();
-    // A btrfs has a number of its own, and is on others of its disks, too, than the one that it was mounted from, which
-    // may be gone.
+    // A btrfs has a device number of its own, and is also on disks other than the one that it was mounted from,
+    // which may have disappeared.
     let is_of_source = |mount: &mountinfo::Mount| {
         let is_disk = |disk: &Number| devices.contains_key(disk);
         mount.device.0 == 0 && is_file(&mount.source)
@@ -83,7 +83,7 @@ pub fn of(root: &Root, disk: &KnownDisk) -> Vec<Use> {
     mounted
 }
 
-/// What is made of the device called `name`, and of that.
+/// Collects the devices that are built on the device `name`, directly or indirectly.
 fn above(
     root: &Root,
     name: &str,

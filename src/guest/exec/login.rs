@@ -1,12 +1,13 @@
-//! Programs in a session that PAM opens for their user (`guestctl exec --login`), by runuser(1) of util-linux: the agent loads no
-//! modules, and its static build could not.
+//! Programs in a session that PAM opens for their user (`guestctl exec --login`), started by runuser(1) of
+//! util-linux: the agent loads no PAM modules, and its static build could not.
 //!
 //! ```text
 //! agent ── runuser -l, root: opens the session, waits, closes it
 //!              └── login shell, the user: reads its profile, and executes the program in its place
 //! ```
 //!
-//! `pam_systemd` moves both to a group of the session, out of the one that the agent has made: [`members`](super::members) follows them.
+//! `pam_systemd` moves both to a control group of the session, out of the one that the agent has created:
+//! [`members`](super::members) follows them.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -18,35 +19,35 @@ use crate::sys::process::Process;
 use crate::sys::root::Root;
 use crate::sys::user_identity::Account;
 
-/// What opens sessions.
+/// Program of util-linux that opens sessions.
 pub const RUNUSER: &str = "runuser";
-/// What reads the profile of a user whose own shell does not understand [`SCRIPT`].
+/// Shell that reads the profile of a user whose own shell does not understand [`SCRIPT`].
 const SHELL: &str = "/bin/sh";
-/// Shells that do, and those that tell whoever logs in that it is not allowed.
+/// Shells that understand `SCRIPT`, and programs that only refuse the login.
 const SHELLS: [&str; 11] =
     ["ash", "bash", "busybox", "dash", "false", "ksh", "ksh93", "mksh", "nologin", "sh", "zsh"];
-/// Is given variables, an empty argument, the directory or an empty argument, and the command: nothing of it is ever read as text of a
-/// script.
+/// Script that runs the command. Its arguments are variables, an empty argument, the directory or an empty
+/// argument, and the command. None of them is ever parsed as text of a script.
 const SCRIPT: &str = "until [ -z \"$1\" ]; do export \"$1\"; shift; done; shift; \
                       [ -z \"$1\" ] || cd \"$1\" || exit 125; shift; exec \"$@\"";
-/// A variable of runuser that says which agent has started it. What it starts does not get it.
+/// Variable of runuser that identifies the agent that has started it. Programs started by runuser do not get it.
 const AGENT: &str = "GUESTLET_AGENT";
 
-/// How runuser is started.
+/// Arguments and environment of runuser.
 pub(super) struct Login {
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
-    /// What executes the program, and so could execute any: this is what has to be allowed.
+    /// Shell that executes the program. The caller must be allowed to run it, because it could execute anything.
     pub shell: PathBuf,
 }
 
-/// Whether a task can be run so.
+/// Checks that a task can be run with `--login`.
 pub(super) fn check(task: &Task) -> Result<(), Error> {
     let Some(program) = task.command.first() else {
         let is_plain = task.environment.is_empty() && task.directory.is_none();
         return if is_plain { Ok(()) } else { Err(Error::LoginShell) };
     };
-    // The shell would take it for an option.
+    // The shell would take the name for an option.
     if program.as_bytes().starts_with(b"-") {
         return Err(Error::LoginProgram(program.to_string_lossy().into_owned()));
     }
@@ -60,13 +61,14 @@ pub(super) fn check(task: &Task) -> Result<(), Error> {
     }
 }
 
-/// What starts the login shell of an account, and the task's command in it.
+/// Returns how to start the login shell of an account, and the task's command in it.
 pub(super) fn login(root: &Root, account: &Account, task: &Task) -> Login {
     let mut arguments: Vec<OsString> = vec!["-l".into()];
     let mut shell = account.shell.clone();
     let has_command = !task.command.is_empty();
     if has_command {
-        // In the session, and so on the terminal, that the agent has made.
+        // Unlike `--command`, this option creates no new session: the command stays on the terminal that the agent has
+        // opened.
         arguments.push(format!("--session-command={SCRIPT}").into());
         let name = shell.file_name().unwrap_or_default();
         if !SHELLS.iter().any(|known| name == *known) {
@@ -76,7 +78,7 @@ pub(super) fn login(root: &Root, account: &Account, task: &Task) -> Login {
     }
     arguments.extend(["--".into(), OsString::from(&account.name)]);
     if has_command {
-        // What the shell calls itself where something is wrong.
+        // The shell's `$0`, which it puts before its error messages.
         arguments.push("login".into());
         let variables = task.environment.iter().map(|(name, value)| {
             let mut variable = name.as_bytes().to_vec();
@@ -86,7 +88,8 @@ pub(super) fn login(root: &Root, account: &Account, task: &Task) -> Login {
         });
         arguments.extend(variables);
         arguments.push(OsString::new());
-        // As without a login, where the agent's own directory is that. `-` is a word of cd.
+        // Relative to `/`, as without a login, where the program starts in the agent's own directory.
+        // Being absolute it also cannot be `-`, which cd takes for the previous directory.
         let directory = task.directory.as_ref().map(|directory| PathBuf::from("/").join(directory));
         arguments.push(directory.unwrap_or_default().into());
         arguments.extend(task.command.iter().cloned());
@@ -101,8 +104,8 @@ pub(super) fn login(root: &Root, account: &Account, task: &Task) -> Login {
     Login { arguments, environment, shell }
 }
 
-/// Ends the sessions that an earlier run of the agent has left: nobody has their pipes. Of processes that are not root's nothing is
-/// believed.
+/// Ends the sessions that an earlier run of the agent has left: their pipes are lost. Only processes of root are
+/// considered, because others could claim to be such a session.
 pub(super) fn end_left_over(root: &Root) {
     for number in Process::numbers(root).unwrap_or_default() {
         if root.line(&format!("/proc/{number}/comm")) == RUNUSER && is_left_over(root, number) {
@@ -120,7 +123,7 @@ fn is_left_over(root: &Root, number: u32) -> bool {
     owner.is_ok_and(|owner| owner == 0) && is_of_gone(root, &environment)
 }
 
-/// Whether variables name an agent that is not there any more.
+/// Returns whether the variables name an agent process that no longer exists.
 fn is_of_gone(root: &Root, environment: &[u8]) -> bool {
     let mut variables = environment.split(|byte| *byte == 0);
     let agent = variables.find_map(|variable| {

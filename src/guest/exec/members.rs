@@ -1,11 +1,11 @@
-//! The processes of a program: signals for its process group, and for all that it has started.
+//! Processes of a program: signals for its process group, and for everything that it has started.
 //!
-//! Where the agent can make a control group for it, that has all of them. Elsewhere they are the processes of its session: one
-//! that has made itself a session of its own is not found.
+//! Where the agent can create a control group for the program, that contains all of them. Elsewhere they are the
+//! processes of its session; one that has created a session of its own is not found.
 //!
-//! Of a login the program's process is runuser, which waits for the login shell. logind moves them to the group of a session, which is
-//! looked for as long as runuser is there: afterwards nothing says which one it was. Signals are for what runuser waits for, as it would
-//! take them for the wish to end the session at once.
+//! The process of a login is runuser, which waits for the login shell. logind moves both to the control group of a
+//! session, which can be looked up only while runuser exists. Signals are sent to the processes that runuser waits
+//! for, because runuser would take them as a request to end the session at once.
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -16,52 +16,53 @@ use crate::sys::cgroup::{Cgroup, SessionScope};
 use crate::sys::process::Process;
 use crate::sys::root::Root;
 
-/// Looks at all processes until no new one of the session is found: some may be starting others.
+/// Maximum number of scans for new processes of the session: processes may be starting others meanwhile.
 const LOOKS: usize = 16;
 
-/// The processes of one program.
+/// Processes of one program.
 #[derive(Debug)]
 pub(super) struct Members {
     root: Root,
-    /// The program itself, and the number of its session and of its first process group.
+    /// Process of the program; its PID is also the number of the session and of its first process group.
     leader: Pid,
-    /// Has all of them, and is removed with this.
+    /// Control group with all processes of the program; removed when this is dropped.
     group: Option<Cgroup>,
-    /// Those that were in its session when it was to end.
+    /// Processes that were in the program's session when it was asked to end.
     marked: Vec<Process>,
-    /// The leader is runuser.
+    /// True if the leader is runuser.
     is_login: bool,
-    /// Has those of a login, where logind has made it.
+    /// Session scope with the processes of a login, where logind has created one.
     scope: Option<SessionScope>,
 }
 
 impl Members {
-    /// Of the program whose process this is, in this group.
+    /// Creates the members of the program with this process and, if there is one, this control group.
     pub fn new(root: Root, process_id: u32, group: Option<Cgroup>) -> Self {
         let leader = Pid::from_raw(process_id.cast_signed());
         Self { root, leader, group, marked: Vec::new(), is_login: false, scope: None }
     }
 
-    /// The same, whose process is runuser if it is a login.
+    /// Sets whether the program is a login, so that its process is runuser.
     #[must_use]
     pub fn with_login(self, is_login: bool) -> Self {
         Self { is_login, ..self }
     }
 
-    /// Finds out where a login is, as long as its process was not waited for.
+    /// Looks up the session scope of a login. Only possible before its process is waited for.
     pub fn look(&mut self) {
         if self.is_login && self.scope.is_none() {
             self.scope = SessionScope::of(&self.root, self.leader.as_raw().cast_unsigned());
         }
     }
 
-    /// Sends a signal to the foreground process group of the terminal, or to the program's own. The caller knows that the
-    /// program was not waited for yet, so that its number is not somebody else's.
+    /// Sends a signal to the foreground process group of the terminal, or to the program's own. The caller makes sure
+    /// that the program was not waited for yet, so that its number does not belong to another process.
     ///
     /// # Errors
-    /// As kill(2) gives them; that there is no such process is none.
+    /// As returned by kill(2), except that a process that no longer exists is no error.
     pub fn signal(&self, terminal: Option<&Terminal>, signal: Signal) -> Result<(), Errno> {
-        // A terminal tells the number of its foreground group also when that is gone, and the number may be another one's by now.
+        // A terminal also reports a foreground group that no longer exists, whose number may be in use by an unrelated
+        // group.
         let is_its = |group: &Pid| getsid(Some(*group)) == Ok(self.leader);
         let foreground = terminal.and_then(Terminal::foreground).filter(is_its);
         let group = foreground.unwrap_or_else(|| self.first_group());
@@ -74,7 +75,7 @@ impl Members {
         }
     }
 
-    /// The process group that the program was started in: an interactive shell makes itself one.
+    /// Returns the process group that the program was started in: an interactive shell creates one for itself.
     fn first_group(&self) -> Pid {
         let leader = self.leader.as_raw().cast_unsigned();
         let shell = self.is_login.then(|| {
@@ -85,16 +86,17 @@ impl Members {
         group.unwrap_or(self.leader)
     }
 
-    /// Whether there is any other process in the group of the leader; all of them get the signal.
+    /// Sends the signal to every other process in the group of the leader. Returns whether any was reached.
     fn signal_all_but_leader(&self, signal: Signal) -> bool {
         let numbers = Process::numbers(&self.root).unwrap_or_default().into_iter();
         let others = numbers.map(|number| Pid::from_raw(number.cast_signed()));
         let others = others.filter(|other| *other != self.leader && getpgid(Some(*other)) == Ok(self.leader));
-        // The number of a group is not given again as long as a process is in it.
+        // The number of a process group is not reused while a process is in it.
         others.filter(|other| kill(*other, signal).is_ok()).count() > 0
     }
 
-    /// Remembers all of its session, as long as its number is not somebody else's: whether there is one that was not known.
+    /// Remembers all processes of the session, and returns whether there was a new one. Only valid while the number of
+    /// the session cannot belong to another one.
     pub fn mark(&mut self) -> bool {
         if self.group.is_some() && !self.is_login {
             return false;
@@ -109,7 +111,7 @@ impl Members {
         any
     }
 
-    /// Kills all of them. `is_there`: the program was not waited for yet.
+    /// Kills all processes. `is_there` means that the program was not waited for yet.
     pub fn kill(&mut self, is_there: bool) {
         if let Some(group) = &self.group {
             group.kill();
@@ -123,7 +125,7 @@ impl Members {
         if let Some(scope) = &self.scope {
             scope.kill();
         }
-        // Without groups; and a login that was on its way from one to the other.
+        // Needed without control groups, and for a login that is being moved from one group to the other.
         self.kill_marked();
         for _ in 0..LOOKS {
             if !is_there || !self.mark() {

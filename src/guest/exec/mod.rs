@@ -1,14 +1,15 @@
 //! Programs that a host half runs for people, with their inputs and outputs as streams, or on a terminal.
 //!
 //! ```text
-//! start ──▶ runs ──ended, outputs read──▶ ended ──told, or after 10 minutes──▶ gone
-//!             │ nobody attached for too long: SIGHUP; too long altogether, or asked for: SIGTERM
-//!             └─────────────── 10 s later ──▶ SIGKILL for all of it
+//! start ──▶ runs ──ended, outputs read──▶ ended ──reported, or after 10 minutes──▶ forgotten
+//!             │ no client for too long: SIGHUP; time limit reached, or on request: SIGTERM
+//!             └─────────────── 10 s later ──▶ SIGKILL for all of its processes
 //! ```
 //!
-//! Bytes have numbers, and what was not acknowledged is kept ([`ring`]), so that whoever is cut off can go on where it was. A
-//! program whose outputs nobody takes waits in a full pipe. [`Programs::care`] is the one task that looks after all of them.
-//! (What QGA clients start is looked after by [`processes`](super::processes); both are started by [`spawn`].)
+//! Bytes are numbered, and bytes that were not acknowledged are kept ([`ring`]), so that a client that was cut off
+//! can continue where it was. A program whose outputs nobody reads blocks on a full pipe. [`Programs::care`] is
+//! the one task that looks after all of them. (Programs that QGA clients start are looked after by
+//! [`processes`](super::processes); both kinds are started by [`spawn`].)
 
 mod login;
 mod members;
@@ -53,27 +54,29 @@ use what::What;
 
 /// Bytes of each output that are kept, unless the settings say otherwise.
 pub const RING: usize = 256 << 10;
-/// Programs that may run at the same time, of all callers and of one.
+/// Maximum number of programs that may run at the same time: of all callers, and of one.
 const MAX_RUNNING: usize = 128;
 const MAX_OF_ONE: usize = 64;
-/// Those of which anything is known, which are more: some have ended.
+/// Maximum number of known programs. More than may run, because it includes those that have ended.
 const MAX_KNOWN: usize = 192;
-/// Bytes that may be kept of the outputs of all of them: as many rings as may be filled, and not as many as there may be.
+/// Maximum number of output bytes that may be kept of all programs. Less than the maximum number of programs times
+/// the size of their rings.
 const MAX_KEPT: usize = 128 << 20;
-/// How long the outputs of a program are waited for after its end.
+/// Time for which the outputs of a program are still read after it has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Ends with the program that is not to be known any more, if there was one.
+/// Future that looks after one program; returns the key to remove from the table, or `None` if the program did not
+/// start.
 type Caring = Pin<Box<dyn Future<Output = Option<Key>> + Send>>;
-/// An owner, and an identifier of its choice.
+/// Owner, and an identifier that the owner has chosen.
 type Key = (String, String);
 type Table = BTreeMap<Key, (u64, Arc<Program>)>;
 
-/// A program that is being started counts as one that is there.
+/// Program that is being started; until this is dropped it counts as if it were in the table.
 struct Starting<'p> {
     programs: &'p Programs,
     key: Key,
-    /// Bytes of each of its outputs that may be kept.
+    /// Maximum number of bytes kept of each of its outputs.
     ring: usize,
 }
 
@@ -84,13 +87,13 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// The programs that were started.
+/// Programs that were started, by all callers.
 pub struct Programs {
-    /// By owner and identifier, with a number that grows.
+    /// Programs by owner and identifier, each with a sequence number for their order.
     table: Mutex<Table>,
-    /// With the bytes that may be kept of each.
+    /// Programs that are being started, with the bytes that may be kept of each.
     starting: Mutex<BTreeMap<Key, usize>>,
-    /// One that was being started is there, or is not.
+    /// Notifies of each start that has succeeded or failed.
     settled: watch::Sender<()>,
     places: Arc<Semaphore>,
     ring: AtomicUsize,
@@ -114,10 +117,10 @@ impl fmt::Debug for Programs {
     }
 }
 
-/// The user of this name, or root if it is empty.
+/// Returns the account of the user with this name, or of root if the name is empty.
 ///
 /// # Errors
-/// If the guest has none.
+/// If the guest has no such user, or the lookup fails.
 pub async fn account(user: &str) -> Result<Account, Error> {
     let name = if user.is_empty() { "root".to_owned() } else { user.to_owned() };
     let asked = name.clone();
@@ -129,17 +132,17 @@ pub async fn account(user: &str) -> Result<Account, Error> {
 }
 
 impl Programs {
-    /// So many bytes of each output are kept of programs that are started from now on.
+    /// Sets how many bytes of each output are kept of programs that start from now on.
     pub fn keep(&self, ring: usize) {
         self.ring.store(ring, Ordering::Relaxed);
     }
 
-    /// Starts a program as a user, and attaches whoever has asked for it; `may`, if there is something to ask, is asked about
-    /// the path that the program has when every link is followed. A start that nobody waits for any more goes on: the
-    /// program is then one to which nobody is attached.
+    /// Starts a program as a user, and attaches the caller to it. `may`, if given, decides whether the program may be
+    /// run; it gets the path of the program with every link resolved. A start continues if its caller no longer waits
+    /// for it: the program then has no client.
     ///
     /// # Errors
-    /// If `may` or the system refuses, something is wrong with the task, or too much runs.
+    /// If `may` or the system refuses, the task is invalid, or a limit is reached.
     pub async fn start<E>(
         self: &Arc<Self>,
         root: &Root,
@@ -168,7 +171,7 @@ impl Programs {
                 }
             }
         };
-        // The receiver is a part of this very struct.
+        // Cannot fail: the receiver is a field of the same struct.
         let _ = self.begun.send(Box::pin(whole));
         started.await.unwrap_or_else(|_| Err(Error::System(io::ErrorKind::Interrupted.into()).into()))
     }
@@ -211,7 +214,7 @@ impl Programs {
         let is_login = task.is_login;
         let may = may.map(|may| {
             move |path: &Path| {
-                // A shell that is not there is what may not be run.
+                // A shell that does not exist is judged by the path that it was given with.
                 let judged =
                     judged.as_ref().map(|shell| shell.canonicalize().unwrap_or_else(|_| shell.clone()));
                 may(judged.as_deref().unwrap_or(path)).map_err(Refused::Caller)
@@ -229,7 +232,8 @@ impl Programs {
         let Some(process_id) = child.id() else {
             return Err(Error::System(io::Error::other("it has no process id")).into());
         };
-        // Without it (before Linux 5.3) what a login has left that ended by itself is not found.
+        // Before Linux 5.3 this is not available: the leftover processes of a login that has ended by itself are then not
+        // found.
         let exit = is_login.then(|| process_end::Process::of(process_id.cast_signed())).and_then(Result::ok);
         let about = About {
             id: task.id,
@@ -256,8 +260,8 @@ impl Programs {
         Ok((attached, attendance))
     }
 
-    /// A place in the table for one more with so many outputs, which is taken until the program is in it. For that the oldest
-    /// programs of the same owner go that have ended; what others have is kept for as long as was promised.
+    /// Reserves an entry of the table for one more program with this number of outputs. To make space, the oldest
+    /// programs of the same owner that have ended are forgotten; those of other owners are kept for the promised time.
     fn make_room(&self, key: &Key, outputs: usize) -> Result<Starting<'_>, Error> {
         let (table, mut starting) = (self.table(), self.starting());
         if table.contains_key(key) || starting.contains_key(key) {
@@ -268,7 +272,7 @@ impl Programs {
         }
         let ring = self.ring.load(Ordering::Relaxed);
         let wanted = outputs * ring;
-        // One that is in the table by now is about to leave the others.
+        // One that is in the table already is about to be removed from `starting`.
         let begun = || starting.iter().filter(|(key, _)| !table.contains_key(key));
         let kept_of_table = table.values().map(|(_, program)| program.most_kept());
         let mut kept: usize = kept_of_table.chain(begun().map(|(_, most)| *most)).sum();
@@ -299,7 +303,8 @@ impl Programs {
         Ok(Starting { programs: self, key: key.clone(), ring })
     }
 
-    /// The program of this owner and identifier. One that is being started is waited for: its client may come back sooner.
+    /// Returns the program with this owner and identifier. Waits for one that is being started: its client may
+    /// reconnect before the start is complete.
     pub async fn find(&self, owner: &str, id: &str) -> Option<Arc<Program>> {
         let key = (owner.to_owned(), id.to_owned());
         let mut settled = self.settled.subscribe();
@@ -312,7 +317,7 @@ impl Programs {
         self.table().get(&key).map(|(_, program)| Arc::clone(program))
     }
 
-    /// What is known of an owner's programs, or of all, the oldest first.
+    /// Returns the known programs of an owner, or of all owners, the oldest first.
     pub fn list(&self, owner: Option<&str>) -> Vec<Standing> {
         let table = self.table();
         let own =
@@ -322,7 +327,7 @@ impl Programs {
         found.into_iter().map(|(_, program)| program.standing()).collect()
     }
 
-    /// Looks after what was started, for ever.
+    /// Looks after all started programs; never returns.
     pub async fn care(&self) {
         let mut waiting = self.waiting.lock().await;
         let mut running = FuturesUnordered::new();
@@ -336,9 +341,9 @@ impl Programs {
         }
     }
 
-    /// Ends what an earlier run of the agent has left running: nobody has its pipes.
+    /// Ends the programs that an earlier run of the agent has left running: their pipes are lost.
     pub fn end_left_over(root: &Root) {
-        // These first: where their sessions are is known by what may be in one of the groups.
+        // First the logins: their sessions can be found only through processes that may be in one of the groups.
         login::end_left_over(root);
         for group in Cgroup::left_over(root) {
             let processes = group.processes().len();
@@ -351,7 +356,7 @@ impl Programs {
         }
     }
 
-    /// Ends what runs, at once: without this process nobody has its pipes.
+    /// Kills all running programs at once: their pipes are lost when this process ends.
     pub fn end_all(&self) {
         let programs: Vec<_> = self.table().values().map(|(_, program)| Arc::clone(program)).collect();
         for program in programs {
@@ -359,18 +364,18 @@ impl Programs {
         }
     }
 
-    /// Where both are locked, the table is first.
+    /// Locks the programs that are being started. Lock order: the table first, where both are locked.
     fn starting(&self) -> MutexGuard<'_, BTreeMap<Key, usize>> {
         self.starting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing that is done under the lock leaves it half changed.
+        // No step under the lock can leave the table half changed, so a poisoned lock is safe to use.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Both ends of what connects a program.
+/// Both ends of the streams that connect a program with the agent.
 struct Ends {
     streams: [Option<OwnedFd>; 3],
     terminal: Option<Terminal>,
@@ -426,7 +431,8 @@ mod tests {
         }
     }
 
-    /// Nothing is said after it: what was due without a client is not due any more.
+    /// After the client is back the program stays silent: the deadline for a program without a client no longer
+    /// applies.
     #[tokio::test]
     async fn a_program_whose_client_is_back_in_time_goes_on() {
         let programs = Arc::new(Programs::default());

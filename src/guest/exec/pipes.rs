@@ -11,21 +11,21 @@ use tokio::net::unix::pipe;
 use crate::sys::descriptor;
 use crate::sys::terminal::{self, Size};
 
-/// What ends a line of input, and the input if there is none (Ctrl-D).
+/// End-of-file character (Ctrl-D): ends a line of input, and the whole input on an empty line.
 const END: u8 = 4;
 
 /// The controlling end of a terminal; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Terminal(Arc<AsyncFd<OwnedFd>>);
 
-/// Where output comes from.
+/// Stream that the program's output is read from.
 #[derive(Debug)]
 pub(super) enum Source {
     Pipe(pipe::Receiver),
     Terminal(Terminal),
 }
 
-/// Where input goes.
+/// Stream that the program's input is written to.
 #[derive(Debug)]
 pub(super) enum Sink {
     Pipe(pipe::Sender),
@@ -33,18 +33,18 @@ pub(super) enum Sink {
 }
 
 impl Terminal {
-    /// A new one of this size, and the program's end.
+    /// Opens a terminal of this size; returns the controlling end and the program's end.
     pub fn open(size: Size) -> io::Result<(Self, OwnedFd)> {
         let (controller, end) = terminal::open(size)?;
         Ok((Self(Arc::new(descriptor::watch_both(controller)?)), end))
     }
 
-    /// Gives it another size.
+    /// Changes the size of the terminal.
     pub fn resize(&self, size: Size) -> io::Result<()> {
         terminal::set_size(self.0.get_ref(), size)
     }
 
-    /// The process group in its foreground.
+    /// Returns the foreground process group of the terminal.
     pub fn foreground(&self) -> Option<nix::unistd::Pid> {
         terminal::foreground(self.0.get_ref())
     }
@@ -52,7 +52,7 @@ impl Terminal {
     fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let read = self.0.try_io(Interest::READABLE, |controller| Ok(nix::unistd::read(controller, bytes)?));
         match read {
-            // Nobody has the other end open any more.
+            // No process has the program's end open any longer: Linux reports that as EIO, which is the end of the output.
             Err(error) if error.raw_os_error() == Some(nix::errno::Errno::EIO as i32) => Ok(0),
             read => read,
         }
@@ -60,18 +60,18 @@ impl Terminal {
 }
 
 impl Source {
-    /// Waits until there is something to read, or the end.
+    /// Waits until output or its end can be read.
     pub async fn readable(source: Option<&Self>) {
         let ready = match source {
             Some(Self::Pipe(pipe)) => pipe.readable().await,
             Some(Self::Terminal(terminal)) => terminal.0.readable().await.map(drop),
             None => std::future::pending().await,
         };
-        // An error comes again when it is read.
+        // An error is returned again by the next read.
         drop(ready);
     }
 
-    /// Reads what is there; none if there is nothing now.
+    /// Reads the available output; returns `None` if there is none now.
     pub fn read(&self, bytes: &mut [u8]) -> Option<io::Result<usize>> {
         let read = match self {
             Self::Pipe(pipe) => pipe.try_read(bytes),
@@ -92,7 +92,7 @@ impl Sink {
         drop(ready);
     }
 
-    /// Writes what there is room for; none if there is no room now.
+    /// Writes as many bytes as fit; returns `None` if none fit now.
     pub fn write(&self, bytes: &[u8]) -> Option<io::Result<usize>> {
         let written = match self {
             Self::Pipe(pipe) => pipe.try_write(bytes),
@@ -103,11 +103,12 @@ impl Sink {
         later(written)
     }
 
-    /// Nothing more comes: the program reads the end.
+    /// Ends the input: the program reads end-of-file.
     pub fn end(self) {
         match self {
             Self::Pipe(pipe) => drop(pipe),
-            // One that does not fit ends nothing, as with a person who types too much.
+            // If the terminal's buffer is full, the character is lost and the input does not end, as with a person who
+            // types too much.
             Self::Terminal(terminal) => drop(Self::Terminal(terminal).write(&[END])),
         }
     }

@@ -1,9 +1,10 @@
-//! One program, from its start until it is forgotten: [`Program`] is what others hold of it, [`Attendance`] looks after it.
+//! One program, from its start until it is forgotten: [`Program`] is the handle for others, [`Attendance`] looks
+//! after it.
 //!
 //! ```text
 //!  rpc ──input, signals──▶ State ◀──outputs, status── Attendance ──▶ pipes, child
 //!   ▲                        │ news                       ▲
-//!   └────────────────────────┘                            └── work: room, input, a wish to end
+//!   └────────────────────────┘                            └── work: space, input, a request to end
 //! ```
 
 use std::io;
@@ -22,51 +23,51 @@ use super::state::{Away, Due, Ended, Fate, GRACE, News, Position, State};
 use crate::sys::process_end;
 use crate::sys::terminal::Size;
 
-/// Bytes taken from a pipe at once.
+/// Maximum number of bytes read from a pipe at once.
 const PART: usize = 64 * 1024;
-/// How long it is kept how a program ended.
+/// Time for which the end of a program is remembered.
 const KEPT_FOR: Duration = Duration::from_secs(600);
 
-/// What is told of a program.
+/// Description of a program, for lists.
 #[derive(Debug, Clone)]
 pub struct Standing {
-    /// Its identifier.
+    /// Identifier that the client has chosen.
     pub id: String,
-    /// Of its process.
+    /// PID of the program's process.
     pub process_id: u32,
-    /// The user that it runs as.
+    /// Name of the user that the program runs as.
     pub user: String,
-    /// The command line, for people.
+    /// Command line, for people.
     pub command: String,
-    /// When it was started.
+    /// Time of the start.
     pub started: SystemTime,
-    /// It has a terminal.
+    /// True if the program runs on a terminal.
     pub has_terminal: bool,
-    /// Somebody is attached.
+    /// True if a client is attached.
     pub is_attached: bool,
-    /// How it ended, if it did.
+    /// End of the program; `None` while it runs.
     pub ended: Option<Ended>,
 }
 
-/// How many outputs a program has: on a terminal all is one.
+/// Returns the number of outputs of a program: a terminal merges output and errors into one.
 pub(super) fn outputs(has_terminal: bool) -> usize {
     if has_terminal { 1 } else { 2 }
 }
 
-/// How the input of a program stands, all at one time.
+/// Consistent snapshot of the input of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Input {
-    /// Bytes that it was given.
+    /// Bytes that were given to the program.
     pub taken: u64,
-    /// Bytes that have arrived, those included that it was not given yet.
+    /// Bytes that have arrived, including those that were not given to the program yet.
     pub received: u64,
-    /// No more are taken.
+    /// True if the end of the input is known, so that no more is accepted.
     pub has_ended: bool,
-    /// The number of the one from whom the newest came.
+    /// Number of the client that has sent the newest input.
     pub from: Option<u64>,
 }
 
-/// What does not change of a program.
+/// Properties of a program that do not change while it runs.
 #[derive(Debug)]
 pub(super) struct About {
     pub id: String,
@@ -78,20 +79,20 @@ pub(super) struct About {
     pub has_input: bool,
 }
 
-/// A program, for those who may use it.
+/// Program, as a handle for those who may use it.
 #[derive(Debug)]
 pub struct Program {
     pub(super) about: About,
     terminal: Option<Terminal>,
     members: Mutex<Members>,
     state: Mutex<State>,
-    /// There may be news for whoever is attached.
+    /// Notifies the attached client that there may be a new message.
     news: watch::Sender<()>,
-    /// There may be work for the attendance.
+    /// Notifies the `Attendance` that there may be work for it.
     work: watch::Sender<()>,
 }
 
-/// Somebody who is attached; gone when this is dropped.
+/// Attachment of a client to a program; dropping it detaches the client.
 #[derive(Debug)]
 pub struct Attached {
     program: Arc<Program>,
@@ -108,17 +109,17 @@ impl Drop for Attached {
 }
 
 impl Attached {
-    /// The program.
+    /// Returns the program that the client is attached to.
     pub fn program(&self) -> &Arc<Program> {
         &self.program
     }
 
-    /// How many were attached before, and this one.
+    /// Returns the number of this attachment, counted from 1 in the order of attaching.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// What is to be told next; waits until there is something.
+    /// Returns the next message for the client, and waits until there is one.
     pub async fn next(&mut self) -> News {
         loop {
             self.news.borrow_and_update();
@@ -129,20 +130,21 @@ impl Attached {
         }
     }
 
-    /// Takes input from this one; see [`State::give`]. Nothing is taken, and nothing told, once somebody else is attached: that one
-    /// was told which byte comes next.
+    /// Takes input from this client; see [`State::give`]. Returns `None`, and takes nothing, once another client is
+    /// attached: that one was given the number of the next byte.
     pub fn give(&self, offset: u64, bytes: &[u8]) -> Option<bool> {
         let number = self.number;
         self.program.change(|state| state.is_attached_to(number).then(|| state.give(offset, bytes)))
     }
 
-    /// No input comes after so many bytes; see [`State::end_input`]. As with [`Self::give`], only the last to attach says so.
+    /// Ends the input after this many bytes; see [`State::end_input`]. As with [`Self::give`], only the last client to
+    /// attach can do so.
     pub fn end_input(&self, at: u64) -> Option<bool> {
         let number = self.number;
         self.program.change(|state| state.is_attached_to(number).then(|| state.end_input(at)))
     }
 
-    /// Bytes before these numbers have arrived.
+    /// Acknowledges the output bytes before these numbers.
     pub fn acknowledge(&self, before: [u64; 2]) {
         self.program.state().acknowledge(before);
         self.program.work.send_replace(());
@@ -155,33 +157,33 @@ impl Program {
         Self { about, terminal, members: members.into(), state: state.into(), news, work }
     }
 
-    /// Its identifier.
+    /// Returns the identifier that the client has chosen.
     pub fn id(&self) -> &str {
         &self.about.id
     }
 
-    /// Whether it has a terminal.
+    /// Returns whether the program runs on a terminal.
     pub fn has_terminal(&self) -> bool {
         self.terminal.is_some()
     }
 
-    /// Whether it reads what it is sent.
+    /// Returns whether the program has an input that clients can write to.
     pub fn has_input(&self) -> bool {
         self.about.has_input
     }
 
-    /// Bytes of its outputs that are kept, or of one that has not ended those that may be.
+    /// Returns the bytes of output that are kept; for a running program, the maximum that may be kept.
     pub(super) fn most_kept(&self) -> usize {
         self.state().most_kept(outputs(self.has_terminal()))
     }
 
-    /// It has ended, and nobody is being told of it.
+    /// Returns whether the program has ended and no client is attached that is to be notified of it.
     pub(super) fn is_spent(&self) -> bool {
         let state = self.state();
         state.ended().is_some() && !state.is_attached()
     }
 
-    /// How its input stands.
+    /// Returns a consistent snapshot of the program's input.
     pub fn input(&self) -> Input {
         let state = self.state();
         Input {
@@ -192,7 +194,7 @@ impl Program {
         }
     }
 
-    /// What is told of it.
+    /// Returns the description of the program for lists.
     pub fn standing(&self) -> Standing {
         let state = self.state();
         let About { id, process_id, user, command, started, .. } = &self.about;
@@ -208,7 +210,8 @@ impl Program {
         }
     }
 
-    /// Attaches somebody, in the place of whoever was; the first bytes wanted are these, or the oldest that there are.
+    /// Attaches a client in place of the one before. Its outputs begin at the given byte numbers, or at the oldest
+    /// bytes that are kept.
     pub fn attach(self: &Arc<Self>, from: [Option<u64>; 2]) -> Attached {
         let mut state = self.state();
         let number = state.attach();
@@ -218,33 +221,34 @@ impl Program {
         drop(state);
         let news = self.news.subscribe();
         self.news.send_replace(());
-        // What was due because nobody was attached is not any more.
+        // Let the attendance compute its deadlines again: the one for a program without a client no longer applies.
         self.work.send_replace(());
         Attached { program: Arc::clone(self), number, position, news }
     }
 
-    /// It needs nobody to be attached from now on.
+    /// Lets the program keep running without a client from now on.
     pub fn detach(&self) {
         self.change(|state| state.away = Away::GoesOn);
     }
 
-    /// How it ended was told, and need not be kept.
+    /// Marks the end of the program as delivered, so that it need not be kept. Ignored while the program runs.
     pub fn forget(&self) {
         self.change(|state| state.forgotten |= state.ended().is_some());
     }
 
-    /// Gives its terminal another size, if it has one.
+    /// Changes the size of the program's terminal, if it has one.
     ///
     /// # Errors
-    /// As the kernel gives them.
+    /// The errors of the kernel.
     pub fn resize(&self, size: Size) -> io::Result<()> {
         self.terminal.as_ref().map_or(Ok(()), |terminal| terminal.resize(size))
     }
 
-    /// Sends a signal to its foreground process group; SIGKILL goes to all that it has started. One that has ended has none.
+    /// Sends a signal to the foreground process group; SIGKILL goes to all processes of the program. A program that
+    /// has ended gets no signal but SIGKILL, for processes that it has left.
     ///
     /// # Errors
-    /// As kill(2) gives them.
+    /// The errors of kill(2).
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         let mut members = self.members();
         let is_there = self.is_there();
@@ -260,7 +264,8 @@ impl Program {
         Ok(())
     }
 
-    /// Asks it to end, and kills all of it if it does not; at once what is left of one that has ended by itself.
+    /// Asks the program to end, and kills all of its processes if it does not. If it has ended already, kills its
+    /// leftover processes at once.
     pub fn end(&self) {
         if self.state().ended().is_some() {
             self.members().kill(false);
@@ -285,7 +290,8 @@ impl Program {
         });
     }
 
-    /// Whether its process is there, or was not waited for.
+    /// Returns whether the process still exists, or has not been waited for: only then is its number certain to be its
+    /// own.
     fn is_there(&self) -> bool {
         self.about.process_id != 0 && !self.state().was_waited_for
     }
@@ -297,7 +303,7 @@ impl Program {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that is done under the lock leaves it half changed.
+        // No step under the lock can leave the state half changed, so a poisoned lock is safe to use.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -306,7 +312,7 @@ impl Program {
     }
 }
 
-/// Completes when a process has ended that is there.
+/// Completes when the process has ended; never if there is none to watch.
 async fn ended(exit: Option<&process_end::Process>) {
     match exit {
         Some(exit) => exit.ended().await,
@@ -314,37 +320,37 @@ async fn ended(exit: Option<&process_end::Process>) {
     }
 }
 
-/// What an attendance waits for.
+/// Events that an attendance waits for.
 struct Plan {
-    /// Bytes that may be taken of each output.
+    /// Bytes that may be read from each output.
     room: [usize; 2],
-    /// There is input for the program.
+    /// True if input is pending for the program.
     feed: bool,
     due: Option<(Instant, Due)>,
-    /// It was killed, and nobody wants what it has written.
+    /// True if the program was killed and no client needs its output.
     given_up: bool,
 }
 
-/// Looks after one program.
+/// Task that looks after one program.
 pub(super) struct Attendance {
     pub program: Arc<Program>,
     pub child: Child,
-    /// Its end, where something has to be looked at before it is waited for.
+    /// Watch for the end of the process, where its members must be looked up before the process is waited for.
     pub exit: Option<process_end::Process>,
     pub outputs: [Option<Source>; 2],
     pub input: Option<Sink>,
-    /// When it has run for as long as it may.
+    /// Time at which the program has to be ended.
     pub limit: Option<Instant>,
-    /// How long its outputs are waited for after its end.
+    /// Time for which the outputs are still read after the program has ended.
     pub patience: Duration,
-    /// Held while it runs.
+    /// Slot of a running program, held until it has ended.
     pub place: OwnedSemaphorePermit,
-    /// Is told how it ended.
+    /// Callback that receives the end of the program.
     pub on_end: Option<OnEnd>,
 }
 
 impl Attendance {
-    /// Until the program is to be forgotten.
+    /// Looks after the program until it can be forgotten.
     pub async fn run(mut self) {
         let mut work = self.program.work.subscribe();
         let mut status = None;
@@ -356,7 +362,8 @@ impl Attendance {
                 if self.outputs.iter().all(Option::is_none) || given_up || is_over(patience) {
                     break;
                 }
-                // What is in its pipes is not lost because somebody reads slowly.
+                // As long as a full ring waits for a slow client, the time does not run:
+                // what is in the pipes must not be lost.
                 patience =
                     if waits { None } else { patience.or_else(|| Some(Instant::now() + self.patience)) };
             }
@@ -378,7 +385,7 @@ impl Attendance {
                 () = at(patience) => {}
             }
             if due.is_some_and(|(when, _)| when <= Instant::now()) {
-                // Somebody may have attached meanwhile.
+                // Check again: a client may have attached in the meantime.
                 let due = self.program.state().due(self.limit);
                 if let Some((when, due)) = due
                     && when <= Instant::now()
@@ -442,7 +449,7 @@ impl Attendance {
         match self.input.as_ref().map(|input| input.write(state.waiting_input())) {
             Some(None) => return,
             Some(Some(Ok(length))) => state.take_input(length),
-            // A program need not read what it is given.
+            // No error to report: a program need not read its input.
             Some(Some(Err(_))) | None => {
                 state.refuse_input();
                 self.input = None;

@@ -1,16 +1,16 @@
-//! What a program has written and nobody has acknowledged, by the numbers of its bytes. Pure.
+//! Output of a program that no client has acknowledged, addressed by byte numbers. Pure.
 //!
 //! ```text
 //! 0 ······ start ████████████ end ── room ──▶
-//!    gone          kept             free
+//!   dropped         kept             free
 //! ```
 
 use std::collections::VecDeque;
 
-/// Room that an empty ring keeps.
+/// Capacity that an empty ring keeps.
 const SMALL: usize = 4096;
 
-/// The last bytes of a stream. They take memory as they come, not before.
+/// Last bytes of a stream. Memory is allocated as bytes arrive, not in advance.
 #[derive(Debug)]
 pub struct Ring {
     start: u64,
@@ -19,39 +19,39 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty one that keeps `most` bytes.
+    /// Creates an empty ring that keeps up to `most` bytes.
     pub fn new(most: usize) -> Self {
         Self { start: 0, bytes: VecDeque::new(), most }
     }
 
-    /// The number of the oldest byte that is kept.
+    /// Returns the number of the oldest byte that is kept.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// The number of the byte that comes next.
+    /// Returns the number of the next byte.
     pub fn end(&self) -> u64 {
         self.start + self.bytes.len() as u64
     }
 
-    /// Bytes that are kept.
+    /// Returns the number of bytes that are kept.
     pub fn kept(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Bytes that may be kept.
+    /// Returns the maximum number of bytes that may be kept.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Bytes that can be taken without one that is kept being lost.
+    /// Returns how many bytes can be added without dropping any.
     pub fn room(&self) -> usize {
         self.most - self.bytes.len()
     }
 
-    /// Takes bytes; the oldest ones go if there is no room.
+    /// Adds bytes; drops the oldest ones if there is no space.
     pub fn push(&mut self, bytes: &[u8]) {
-        // Of more than fits only the end is of use.
+        // Only the last bytes fit if there are more than the ring holds.
         let (lost, bytes) = bytes.split_at(bytes.len().saturating_sub(self.most));
         self.drop_oldest((self.bytes.len() + bytes.len()).saturating_sub(self.most));
         if !lost.is_empty() {
@@ -61,7 +61,8 @@ impl Ring {
         self.bytes.extend(bytes);
     }
 
-    /// Bytes before this number are not needed any more. What was never written cannot be acknowledged.
+    /// Drops the bytes before this number. A number beyond the end counts as the end: bytes that were never written
+    /// cannot be acknowledged.
     pub fn forget(&mut self, before: u64) {
         let before = before.min(self.end());
         let count = before.saturating_sub(self.start);
@@ -77,7 +78,8 @@ impl Ring {
         self.start += count as u64;
     }
 
-    /// At most `most` bytes from this number on, or from the oldest that is kept, with the number of the first.
+    /// Returns at most `most` bytes from this number on, or from the oldest byte that is kept, with the number of the
+    /// first.
     pub fn read(&self, from: u64, most: usize) -> (u64, Vec<u8>) {
         let from = from.clamp(self.start, self.end());
         let skipped = usize::try_from(from - self.start).unwrap_or(usize::MAX);
@@ -115,7 +117,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a stream that keeps everything.
+        /// Compares the ring with a stream that keeps everything.
         #[test]
         fn what_is_read_is_what_was_written_under_its_number(steps in proptest::collection::vec(step(), 0..40), most in 1usize..32) {
             let mut ring = Ring::new(most);

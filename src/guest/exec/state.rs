@@ -1,5 +1,5 @@
-//! What is known of one program: what it has written, what it is to read, who is attached, and how it ended. Pure but for the
-//! clock that callers pass in.
+//! State of one program: its output, its pending input, the attached client, and how the program ended. Pure but
+//! for the clock that callers pass in.
 
 use std::collections::VecDeque;
 use std::process::ExitStatus;
@@ -7,98 +7,98 @@ use std::time::{Duration, Instant};
 
 use super::ring::Ring;
 
-/// Bytes of input that wait for the program.
+/// Maximum number of input bytes that wait for the program.
 pub const MAX_INPUT: usize = 256 * 1024;
-/// Bytes of output that are told at once.
+/// Maximum number of output bytes in one `News::Output`.
 const PART: usize = 64 * 1024;
-/// How long a program that is to end may take before it is killed.
+/// Time that a program has to end after SIGHUP or SIGTERM before it is killed.
 pub const GRACE: Duration = Duration::from_secs(10);
 
-/// What becomes of a program to which nobody is attached.
+/// Policy for a program to which no client is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Away {
-    /// It waits with what it has written, and is ended after so long.
+    /// The program keeps its unacknowledged output, blocks when that is full, and is ended after this time.
     Ends(Duration),
-    /// It goes on, and the last bytes are kept.
+    /// The program keeps running, and only the newest bytes of its output are kept.
     GoesOn,
 }
 
-/// How a program ended.
+/// End of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
-    /// The status, or why that is not known.
+    /// Exit status, or the reason why it is not known.
     pub status: Result<ExitStatus, String>,
-    /// It was ended because of its time limit.
+    /// True if the program was ended because of its time limit.
     pub timed_out: bool,
-    /// Others hold its outputs open.
+    /// True if other processes still held the outputs open, so that later output is lost.
     pub cut_off: bool,
 }
 
-/// How far a program is from its end.
+/// Progress of ending a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Nobody wants it to end.
+    /// The program runs and was not asked to end.
     Runs,
-    /// It was asked to end, then.
+    /// The program was sent a signal to end, at this time; it is killed `GRACE` later.
     Asked(Instant),
-    /// All of it was killed.
+    /// All processes of the program were killed.
     Killed,
 }
 
-/// How far somebody has read.
+/// Position of a client in the streams of a program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Position {
-    /// The numbers of the bytes of output and errors that come next.
+    /// Numbers of the next bytes of standard output and standard error.
     pub outputs: [u64; 2],
-    /// So much input is known to have been taken.
+    /// Bytes of input that the client knows to have been given to the program.
     pub input: u64,
 }
 
-/// What is to be told to whoever is attached.
+/// Message for the attached client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum News {
-    /// Bytes of an output, 0 or 1, with the number of the first.
+    /// Bytes of output 0 or 1, with the number of the first byte.
     Output(usize, u64, Vec<u8>),
-    /// So much input was given to the program.
+    /// The program has been given this many bytes of input in total.
     InputTaken(u64),
-    /// Everything was told.
+    /// The program has ended, and all of its output was sent before this.
     Ended(Ended),
-    /// Somebody else is attached.
+    /// Another client has attached in place of this one.
     Replaced,
-    /// The program is not known any more.
+    /// The program is no longer known.
     Forgotten,
-    /// Nothing now.
+    /// No message is pending.
     Nothing,
 }
 
-/// The state.
+/// State of one program; all of its methods return at once.
 #[derive(Debug)]
 pub struct State {
     rings: [Ring; 2],
     input: VecDeque<u8>,
     input_taken: u64,
     end_of_input: Option<u64>,
-    /// The number of the one from whom the newest input came, or its end.
+    /// Number of the client that has sent the newest input, or its end.
     input_from: Option<u64>,
-    /// The number of whoever is attached, counted from 1; what it was before that one.
+    /// Number of the attached client. Clients are numbered from 1, in the order in which they attached.
     attached: Option<u64>,
     attachments: u64,
     away_since: Instant,
-    /// What becomes of it without a client.
+    /// Policy while no client is attached.
     pub away: Away,
-    /// How far it is from its end.
+    /// Progress of ending the program.
     pub fate: Fate,
-    /// It was asked to end because of its time limit.
+    /// True if the program was asked to end because of its time limit.
     pub timed_out: bool,
     ended: Option<Ended>,
-    /// Its process is gone: the number may be another one's.
+    /// True once the process was waited for: from then on its number may belong to another process.
     pub was_waited_for: bool,
-    /// Nobody is to be told anything any more.
+    /// True once nobody needs to learn how the program ended, so that its record can be dropped.
     pub forgotten: bool,
 }
 
 impl State {
-    /// Of a program that starts now, and keeps `ring` bytes of each output.
+    /// Creates the state of a program that starts now and keeps `ring` bytes of each output.
     pub fn new(ring: usize, away: Away, now: Instant) -> Self {
         Self {
             rings: [Ring::new(ring), Ring::new(ring)],
@@ -118,14 +118,14 @@ impl State {
         }
     }
 
-    /// Somebody attaches, and whoever was before does not count any more. Tells its number.
+    /// Attaches a client in place of the one before, and returns the number of the new one.
     pub fn attach(&mut self) -> u64 {
         self.attachments += 1;
         self.attached = Some(self.attachments);
         self.attachments
     }
 
-    /// The one with this number is gone.
+    /// Detaches the client with this number; ignored if another client has attached since.
     pub fn leave(&mut self, number: u64, now: Instant) {
         if self.is_attached_to(number) {
             self.attached = None;
@@ -133,66 +133,70 @@ impl State {
         }
     }
 
-    /// Whether the one with this number is attached, and nobody has come since.
+    /// Returns whether the client with this number is attached, and no other has attached since.
     pub fn is_attached_to(&self, number: u64) -> bool {
         self.attached == Some(number)
     }
 
-    /// Whether somebody is attached.
+    /// Returns whether a client is attached.
     pub fn is_attached(&self) -> bool {
         self.attached.is_some()
     }
 
-    /// The numbers of the oldest bytes of the outputs that are kept.
+    /// Returns the numbers of the oldest bytes of the outputs that are kept.
     pub fn oldest(&self) -> [u64; 2] {
         [self.rings[0].start(), self.rings[1].start()]
     }
 
-    /// Bytes that are kept of so many outputs, or of a program that has not ended those that may be.
+    /// Returns the bytes that are kept of the first `outputs` outputs; for a running program, the maximum that may be
+    /// kept.
     pub fn most_kept(&self, outputs: usize) -> usize {
         let has_ended = self.ended.is_some();
         let most = |ring: &Ring| if has_ended { ring.kept() } else { ring.most() };
         self.rings.iter().take(outputs).map(most).sum()
     }
 
-    /// Bytes of input that were given to the program.
+    /// Returns how many bytes of input were given to the program.
     pub fn input_taken(&self) -> u64 {
         self.input_taken
     }
 
-    /// Bytes of input that have arrived, whether or not the program was given them: the number of the one that comes next.
+    /// Returns how many bytes of input have arrived, which is the number of the next byte, whether or not the program
+    /// has been given them.
     pub fn input_received(&self) -> u64 {
         self.input_taken + self.input.len() as u64
     }
 
-    /// Whether it is known where the input ends, so that nothing can be added to it.
+    /// Returns whether the end of the input is known, so that nothing can be added to it.
     pub fn input_has_ended(&self) -> bool {
         self.end_of_input.is_some()
     }
 
-    /// The number of the one from whom the newest input came, or its end.
+    /// Returns the number of the client that has sent the newest input, or its end.
     pub fn input_from(&self) -> Option<u64> {
         self.input_from
     }
 
-    /// How many bytes of an output may be taken from the program now.
+    /// Returns how many bytes of an output may be read from the program now. Without a client, `Away::GoesOn` always
+    /// allows more: the oldest bytes are dropped.
     pub fn room(&self, which: usize) -> usize {
         if self.away == Away::GoesOn && self.attached.is_none() { PART } else { self.rings[which].room() }
     }
 
-    /// The program has written this.
+    /// Adds bytes that the program has written.
     pub fn written(&mut self, which: usize, bytes: &[u8]) {
         self.rings[which].push(bytes);
     }
 
-    /// Bytes before these numbers have arrived.
+    /// Drops the output bytes before these numbers, because the client has received them.
     pub fn acknowledge(&mut self, before: [u64; 2]) {
         for (ring, before) in self.rings.iter_mut().zip(before) {
             ring.forget(before);
         }
     }
 
-    /// Takes input whose first byte has this number; what was there before is left out. Whether it fits.
+    /// Takes input whose first byte has this number; bytes that have arrived before are skipped. Returns false, and
+    /// takes nothing, if there is a gap, no space, or the input would go past its end.
     pub fn give(&mut self, offset: u64, bytes: &[u8]) -> bool {
         let have = self.input_received();
         let Some(known) = have.checked_sub(offset) else { return false };
@@ -209,7 +213,7 @@ impl State {
         true
     }
 
-    /// No input comes after so many bytes. Whether that can be.
+    /// Ends the input after `at` bytes. Returns false if more have arrived already, or it ends elsewhere.
     pub fn end_input(&mut self, at: u64) -> bool {
         let have = self.input_received();
         let fits = have <= at && self.end_of_input.is_none_or(|end| end == at);
@@ -220,13 +224,13 @@ impl State {
         fits
     }
 
-    /// The input that waits.
+    /// Returns pending input, not necessarily all of it.
     pub fn waiting_input(&self) -> &[u8] {
         let (front, back) = self.input.as_slices();
         if front.is_empty() { back } else { front }
     }
 
-    /// The program has taken so much of it.
+    /// Removes pending input that the program has read.
     pub fn take_input(&mut self, count: usize) {
         let count = count.min(self.input.len());
         self.input.drain(..count);
@@ -236,27 +240,27 @@ impl State {
         }
     }
 
-    /// The program does not read any more: what waits is thrown away.
+    /// Discards the pending input, because the program no longer reads.
     pub fn refuse_input(&mut self) {
         self.take_input(usize::MAX);
     }
 
-    /// All input was given, and no more comes.
+    /// Returns whether all input was given to the program and its end is known.
     pub fn has_no_more_input(&self) -> bool {
         self.end_of_input == Some(self.input_taken)
     }
 
-    /// It has ended.
+    /// Records the end of the program.
     pub fn end(&mut self, status: Result<ExitStatus, String>, cut_off: bool) {
         self.ended = Some(Ended { status, timed_out: self.timed_out, cut_off });
     }
 
-    /// How it ended, if it did.
+    /// Returns how the program ended, or `None` while it runs.
     pub fn ended(&self) -> Option<&Ended> {
         self.ended.as_ref()
     }
 
-    /// When something is due that depends on nothing but time, and what.
+    /// Returns the next action that falls due by time alone, and when.
     pub fn due(&self, limit: Option<Instant>) -> Option<(Instant, Due)> {
         match self.fate {
             Fate::Killed => None,
@@ -274,7 +278,7 @@ impl State {
         }
     }
 
-    /// What is to be told next to the one with this number, who is at this position, which moves on.
+    /// Returns the next message for the client with this number, and advances its position.
     pub fn news(&self, number: u64, position: &mut Position) -> News {
         if !self.is_attached_to(number) {
             return News::Replaced;
@@ -298,14 +302,14 @@ impl State {
     }
 }
 
-/// What comes of time that passes.
+/// Action that falls due because time has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// Nobody came back.
+    /// No client has attached again in time.
     HangUp,
-    /// It ran for as long as it may.
+    /// The time limit of the program has expired.
     TimeOut,
-    /// It did not end when it was asked to.
+    /// The program has not ended within `GRACE` after it was asked to.
     Kill,
 }
 

@@ -1,4 +1,4 @@
-//! What is to be run, whether that can be, and why it is not.
+//! Programs to run: their description, its validation, and the errors of starting them.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,135 +14,135 @@ use crate::sys::spawn_manner::{self, Step};
 use crate::sys::terminal::Size;
 use crate::sys::user_identity::Account;
 
-/// Bytes of arguments and variables.
+/// Maximum size of arguments and variables, in bytes.
 pub const MAX_ARGUMENTS: usize = 256 << 10;
-/// Characters of a command line that are told.
+/// Maximum number of characters of a command line that are shown to people.
 const MAX_COMMAND: usize = 1024;
-/// Where programs are looked for.
+/// Search path for programs, and their `PATH` variable.
 pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Why nothing was started.
+/// Reason why no program was started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// As many run as may.
+    /// The maximum number of programs is running.
     #[error("{MAX_RUNNING} programs run in this guest, which is the limit")]
     TooMany,
-    /// As many are known of this caller as may be.
+    /// The maximum number of programs of this caller is known.
     #[error(
         "{MAX_OF_ONE} programs of this caller run, or have ended unseen, which is the limit; guestctl ps lists them"
     )]
     TooManyOfOne,
-    /// As many are known as may be, and none of them can go for this caller's.
+    /// The maximum number of programs is known, and none of this caller's can be forgotten.
     #[error(
         "{MAX_KNOWN} programs are known in this guest, which is the limit; those that have ended are forgotten once guestctl \
          attach has shown their end, or after 10 minutes"
     )]
     TooManyKnown,
-    /// What it writes might not fit into the memory for that.
+    /// The memory reserved for the outputs of programs is exhausted.
     #[error(
         "{kept} bytes are reserved for what the programs in this guest write, and at most {MAX_KEPT} may be: no {wanted} are \
          left for another program; end some (guestctl ps lists them), or lower exec.ring-bytes in guestlet's settings"
     )]
     TooMuchKept {
-        /// Bytes that may be kept of it.
+        /// Bytes that may be kept of this program.
         wanted: usize,
-        /// Bytes that may be kept of all others.
+        /// Bytes that may be kept of all other programs.
         kept: usize,
     },
-    /// There is one of this identifier.
+    /// The caller already has a program with this identifier.
     #[error("a program {0} already exists")]
     Exists(String),
-    /// Not an identifier.
+    /// The identifier is malformed.
     #[error("the identifier {0:?} must be 8 to 32 hexadecimal digits in lower case")]
     Identifier(String),
-    /// Nothing to run.
+    /// The task has no command, or an empty name of a program.
     #[error("no program is given")]
     Nothing,
-    /// More than [`MAX_ARGUMENTS`].
+    /// The arguments and variables are longer than [`MAX_ARGUMENTS`].
     #[error("the arguments and variables have {0} bytes; at most {MAX_ARGUMENTS} are allowed")]
     TooLong(usize),
-    /// What no program can be given.
+    /// An argument, variable or path contains a NUL byte, which execve(2) cannot pass.
     #[error("{0} has a NUL byte")]
     Nul(&'static str),
-    /// Not a variable.
+    /// The name of a variable is empty or contains `=`, or a shell would not take it (with `--login`).
     #[error("{0:?} is not the name of a variable")]
     Variable(String),
-    /// Not a terminal.
+    /// The terminal type is not a name of terminfo(5).
     #[error("{0:?} is not a terminal type")]
     TerminalKind(String),
-    /// The name service does not know it.
+    /// The name service does not know the user.
     #[error("this guest has no user {0:?}")]
     UnknownUser(String),
     /// The name service does not answer.
     #[error("cannot look up the user {user:?}")]
     User {
-        /// As it was given.
+        /// Name of the user, as given.
         user: String,
-        /// The reason.
+        /// Error of the lookup.
         source: io::Error,
     },
     /// The directory cannot be entered.
     #[error("cannot start in {}", .directory.display())]
     Directory {
-        /// As it was given.
+        /// Path of the directory, as given.
         directory: PathBuf,
-        /// The reason.
+        /// Error of the change of directory.
         source: io::Error,
     },
     /// The program cannot be executed.
     #[error("cannot run {program}")]
     Program {
-        /// As it was given.
+        /// Name or path of the program, as given.
         program: String,
-        /// The reason.
+        /// Error of the search or of execve(2).
         source: io::Error,
     },
-    /// What begins so is an option to a shell.
+    /// The program's name begins with `-`, so that the login shell would take it for an option.
     #[error("the name of the program {0:?} begins with \"-\", which --login does not support; give its path")]
     LoginProgram(String),
-    /// A login shell says itself what it has and where it starts.
+    /// The task gives variables or a directory, but a login shell without a command sets both itself.
     #[error("variables and a directory need a command; a login shell alone has those of its profile")]
     LoginShell,
-    /// Nothing opens sessions here.
+    /// The guest lacks runuser(1), which opens the session of a login.
     #[error(
         "this guest has no runuser, which --login needs: install util-linux (on Alpine Linux: runuser) in the guest"
     )]
     NoRunuser,
-    /// Anything else.
+    /// Any other error of the system.
     #[error("cannot start a program")]
     System(#[source] io::Error),
 }
 
-/// What to run.
+/// Program to run, and how to run it.
 pub struct Task {
-    /// Chosen by whoever starts it.
+    /// Identifier chosen by the client: 8 to 32 lower-case hexadecimal digits.
     pub id: String,
-    /// Whose it is: nobody else can use it.
+    /// Caller that owns the program: no other caller can use it.
     pub owner: String,
-    /// The program and its arguments.
+    /// Program and its arguments.
     pub command: Vec<OsString>,
-    /// Variables besides the usual ones.
+    /// Environment variables besides the usual ones.
     pub environment: Vec<(OsString, OsString)>,
-    /// Where it starts; else at home.
+    /// Working directory; the user's home directory if `None`.
     pub directory: Option<PathBuf>,
-    /// The kind of the terminal and its size, if it has one.
+    /// Type and size of the terminal, if the program runs on one.
     pub terminal: Option<(String, Size)>,
-    /// It reads what is sent.
+    /// True if clients can write to the program's input.
     pub has_input: bool,
-    /// For how long it may run.
+    /// Maximum running time.
     pub limit: Option<Duration>,
-    /// What becomes of it without a client.
+    /// Policy while no client is attached.
     pub away: Away,
-    /// Is told how it ended.
+    /// Callback that receives the end of the program.
     pub on_end: Option<OnEnd>,
-    /// It runs in a session that PAM opens for its user. Without a command that has the login shell.
+    /// True if PAM opens a session for the user. Without a command, the login shell runs in that session.
     pub is_login: bool,
 }
 
-/// Is told how a program ended.
+/// Callback that receives the end of a program.
 pub type OnEnd = Box<dyn FnOnce(&Ended) + Send>;
 
-/// Whether it can be run.
+/// Checks that the task can be run.
 pub(super) fn check(task: &Task) -> Result<(), Error> {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     if !(8..=32).contains(&task.id.len()) || !task.id.bytes().all(is_digit) {
@@ -181,7 +181,7 @@ pub(super) fn check(task: &Task) -> Result<(), Error> {
     Ok(())
 }
 
-/// What execve(2), and the search before it, says of the program itself.
+/// Errors of execve(2), and of the search before it, that concern the program itself.
 const OF_PROGRAM: [Errno; 10] = [
     Errno::ENOENT,
     Errno::EACCES,
@@ -195,7 +195,7 @@ const OF_PROGRAM: [Errno; 10] = [
     Errno::EPERM,
 ];
 
-/// Why a program could not be started.
+/// Converts an error of starting a program: names the program or the directory where one of them is the cause.
 pub(super) fn failed(source: io::Error, program: String, directory: PathBuf) -> Error {
     let number = source.raw_os_error();
     let is_of_program = number.is_none_or(|number| OF_PROGRAM.contains(&Errno::from_raw(number)));
@@ -207,7 +207,7 @@ pub(super) fn failed(source: io::Error, program: String, directory: PathBuf) -> 
     }
 }
 
-/// All variables of a program.
+/// Returns all environment variables of a program.
 pub(super) fn environment(account: &Account, task: &Task) -> Vec<(OsString, OsString)> {
     let usual: [(&str, OsString); 5] = [
         ("HOME", account.home.clone().into()),
@@ -219,11 +219,12 @@ pub(super) fn environment(account: &Account, task: &Task) -> Vec<(OsString, OsSt
     let kind = task.terminal.as_ref().map(|(kind, _)| kind).filter(|kind| !kind.is_empty());
     let kind = kind.map(|kind| ("TERM", OsString::from(kind)));
     let usual = usual.into_iter().chain(kind).map(|(name, value)| (name.into(), value));
-    // Of those that come twice a program is given the first.
+    // Of duplicate names the program gets the first. Reversing lets the client's last one win, and all win over the
+    // usual ones.
     task.environment.iter().cloned().rev().chain(usual).collect()
 }
 
-/// A command line for people.
+/// Formats a command line for people.
 pub(super) fn command_line(command: &[OsString]) -> String {
     let words = command.iter().map(|word| {
         let word = word.to_string_lossy();

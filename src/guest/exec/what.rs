@@ -1,4 +1,4 @@
-//! What is executed for a task: its program as the user, or what logs the user in.
+//! Command that is executed for a task: the program itself as the user, or runuser(1), which logs the user in.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::sys::root::Root;
 use crate::sys::spawn_manner::Identity;
 use crate::sys::user_identity::Account;
 
-/// What is executed for a task.
+/// Command to execute for a task.
 pub(super) struct What {
     pub program: OsString,
     pub arguments: Vec<OsString>,
@@ -17,12 +17,12 @@ pub(super) struct What {
     pub identity: Identity,
     pub directory: PathBuf,
     pub or_root: bool,
-    /// What has to be allowed, if that is not the program.
+    /// Executable that the caller must be allowed to run, if different from the program.
     pub judged: Option<PathBuf>,
 }
 
 impl What {
-    /// Of this task, as this account.
+    /// Returns the command for this task, run as this account.
     pub fn of(root: &Root, account: &Account, task: &Task) -> Self {
         if task.is_login {
             let Login { arguments, environment, shell } = login::login(root, account, task);

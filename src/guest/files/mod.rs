@@ -1,9 +1,9 @@
-//! Files that clients have open: handles that outlive a client's connection, a bounded number of them.
+//! Files that clients have open: a bounded number of handles, which outlive a client's connection.
 //!
-//! Every call that asks the file system for anything works on a thread of its own and holds its file for as long, so that
-//! a disk that hangs keeps up the calls for one file and nothing else. That is so for fstat(2), for lseek(2), which takes
-//! the inode's lock with some file systems, and for a read with `RWF_NOWAIT`, which may have to read where the blocks of
-//! the file are. How to add a verb: as [`Files::seek`] is one, through `Files::with`.
+//! Every call that may reach the file system runs on a thread of its own and holds its file meanwhile, so that a
+//! disk that hangs blocks the calls on one file and nothing else. This includes fstat(2), lseek(2), which takes
+//! the inode's lock in some file systems, and a read with `RWF_NOWAIT`, which may have to read the block map of
+//! the file. To add a verb: follow [`Files::seek`], which uses `Files::with`.
 
 mod mode;
 mod reading;
@@ -25,57 +25,58 @@ pub use crate::sys::open::Place;
 pub use mode::Mode;
 pub use reading::{PIECE, Piece, Pieces};
 
-/// Files that may be open at the same time. The limit of descriptors has room for them ([`descriptor`]).
+/// Maximum number of open files. The limit of descriptors is set to allow that many ([`descriptor`]).
 pub const MAX_OPEN: usize = 512;
-/// The largest count of one read, in bytes (QEMU's; as text it is 64 MiB).
+/// Maximum count of one read, in bytes. This is QEMU's; as base64 it is 64 MiB.
 pub const MAX_READ: usize = 48 << 20;
 
-/// The smallest handle, as with qemu-ga.
+/// Smallest handle, as in qemu-ga.
 const FIRST_HANDLE: i64 = 1000;
-/// How many there are: clients keep them in 31 bits.
+/// Number of possible handles: clients keep handles in 31 bits.
 const HANDLES: i64 = (1 << 31) - FIRST_HANDLE;
 
-/// The handle of the moment, so long after the boot. Of another moment it is another one for 24 days, so that a handle of
-/// an earlier run of the agent is not given again, without a note in a file of how far that run had come.
+/// Returns the handle for this time since boot, in milliseconds modulo `HANDLES`. It repeats after 24 days only,
+/// so that a restarted agent does not reuse a handle of its earlier run, without having to store the last handle
+/// in a file.
 fn handle_at(since_boot: Duration) -> i64 {
     let milliseconds = i64::try_from(since_boot.as_millis()).unwrap_or(i64::MAX);
     FIRST_HANDLE + milliseconds % HANDLES
 }
 
-/// Why a call on a file failed.
+/// Reason why a call on a file failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It was closed, or never opened.
+    /// The handle was closed, or never opened.
     #[error("this is not the handle of an open file")]
     UnknownHandle,
-    /// [`MAX_OPEN`] files are.
+    /// [`MAX_OPEN`] files are open.
     #[error("{MAX_OPEN} files are open, which is the limit; close some")]
     TooMany,
-    /// The system's refusal.
+    /// The operating system refused the call.
     #[error("cannot {doing} {path}")]
     Io {
-        /// Such as "open".
+        /// Operation that failed, such as "open".
         doing: &'static str,
-        /// As it was given when the file was opened.
+        /// Path as it was given when the file was opened.
         path: String,
-        /// The reason.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A part was written before the system refused.
+    /// Only a part was written before the operating system refused.
     #[error("only {written} of {count} bytes were written to {path}")]
     Partly {
-        /// Bytes that were written.
+        /// Number of bytes that were written.
         written: usize,
-        /// Bytes that should have been.
+        /// Number of bytes in the request.
         count: usize,
-        /// As above.
+        /// Path as it was given when the file was opened.
         path: String,
-        /// The reason.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// The open files.
+/// Files that are open, by handle.
 pub struct Files {
     table: Mutex<Table>,
     places: Arc<Semaphore>,
@@ -84,25 +85,25 @@ pub struct Files {
 #[derive(Default)]
 struct Table {
     open: HashMap<i64, Arc<Handle>>,
-    /// The one that was given last; 0, which is none, before that.
+    /// Handle that was given out last; 0, which is no handle, before the first.
     last: i64,
 }
 
-/// One open file. Who holds the turn is alone with it.
+/// Open file. The holder of the turn has exclusive access.
 struct Handle {
     path: String,
     turn: Arc<Turns<Option<File>>>,
     _place: OwnedSemaphorePermit,
 }
 
-/// A file whose turn it is.
+/// Open file to which the holder has exclusive access.
 struct Held {
     path: String,
     file: OwnedMutexGuard<Option<File>>,
 }
 
 impl Default for Files {
-    /// No file is open.
+    /// Creates a table without open files.
     fn default() -> Self {
         Self { table: Mutex::default(), places: Arc::new(Semaphore::new(MAX_OPEN)) }
     }
@@ -116,8 +117,8 @@ impl fmt::Debug for Files {
 }
 
 impl Files {
-    /// Opens the file at `path`, which is taken from the root on, and gives its handle; `may` is asked about the
-    /// place to which every link leads.
+    /// Opens the file at `path`, which is relative to the root directory, and returns its handle. `may` decides on the
+    /// file that the path leads to with every link resolved.
     ///
     /// # Errors
     /// If `may` or the system refuses, or too many files are open.
@@ -149,14 +150,14 @@ impl Files {
             if let Some(number) = self.begin(&handle) {
                 return Ok(number);
             }
-            // This moment's is given already.
+            // The handle of this millisecond is in use: try the next one.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
     fn begin(&self, handle: &Arc<Handle>) -> Option<i64> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        // Linux always has that clock; without it handles are at least others.
+        // Linux always has that clock. Without it the handles would still be unique within this run.
         let moment = clock::since_boot().ok();
         let number = moment.map_or_else(|| FIRST_HANDLE.max(table.last + 1), handle_at);
         if number == table.last || table.open.contains_key(&number) {
@@ -167,27 +168,28 @@ impl Files {
         Some(number)
     }
 
-    /// Closes a file, after what is under way with it. The handle is gone whatever the system says.
+    /// Closes a file after the calls under way on it have ended. The handle is invalid afterwards, even if close(2)
+    /// fails.
     ///
     /// # Errors
-    /// If there is no such handle, or as close(2) gives them: what the last writes came to.
+    /// If the handle is unknown, or as close(2) returns them: it may report that earlier writes failed.
     pub async fn close(&self, handle: i64) -> Result<(), Error> {
         let removed = self.table.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&handle);
         let removed = removed.ok_or(Error::UnknownHandle)?;
         let path = removed.path.clone();
         let mut file = Arc::clone(&removed.turn).lock_owned().await;
         let file = file.take().ok_or(Error::UnknownHandle)?;
-        // The place is free again when the descriptor is.
+        // The slot is released together with the descriptor.
         let closing = blocking::run(move || (descriptor::close(file.into()), drop(removed)).0);
         closing.await.map_err(|source| Error::Io { doing: "close", path, source })
     }
 
-    /// Reads up to `count` bytes, no more than [`MAX_READ`], in pieces that are each put through `convert` where
-    /// they are read; all but the last have a length that is a multiple of three.
+    /// Reads up to `count` bytes, at most [`MAX_READ`], in pieces. Each piece is passed through `convert` on the
+    /// thread that reads it. The length of every piece but the last is a multiple of three.
     ///
     /// # Errors
-    /// If there is no such handle, or nothing can be read. An error after some bytes ends the pieces; it comes again
-    /// with the next call if it lasts.
+    /// If the handle is unknown, or nothing can be read. An error after some bytes ends the pieces; if it persists,
+    /// the next call returns it.
     pub async fn read(
         &self,
         handle: i64,
@@ -202,7 +204,7 @@ impl Files {
     /// Writes all of `bytes`.
     ///
     /// # Errors
-    /// If there is no such handle, or not all can be written.
+    /// If the handle is unknown, or not all bytes can be written.
     pub async fn write(&self, handle: i64, bytes: Vec<u8>) -> Result<(), Error> {
         let held = self.held(handle).await?;
         let writing = blocking::run(move || {
@@ -225,18 +227,18 @@ impl Files {
         writing.await
     }
 
-    /// Goes to a place of the file, and says where it is from the file's beginning.
+    /// Moves the file offset, and returns it as bytes from the beginning of the file.
     ///
     /// # Errors
-    /// If there is no such handle or no such place.
+    /// If the handle is unknown, or the offset is invalid.
     pub async fn seek(&self, handle: i64, to: SeekFrom) -> Result<u64, Error> {
         self.with(handle, "seek in", move |file| file.seek(to)).await
     }
 
-    /// Hands everything written over to the system: it has been already.
+    /// Does nothing but check the handle: every write has passed its bytes to the kernel already.
     ///
     /// # Errors
-    /// If there is no such handle.
+    /// If the handle is unknown.
     pub async fn flush(&self, handle: i64) -> Result<(), Error> {
         self.held(handle).await.map(drop)
     }
@@ -252,12 +254,12 @@ impl Files {
         done.map_err(|source| Error::Io { doing, path, source })
     }
 
-    /// Waits for the turn of a file.
+    /// Waits for exclusive access to a file.
     async fn held(&self, handle: i64) -> Result<Held, Error> {
         let found = self.table.lock().unwrap_or_else(PoisonError::into_inner).open.get(&handle).cloned();
         let found = found.ok_or(Error::UnknownHandle)?;
         let file = Arc::clone(&found.turn).lock_owned().await;
-        // It may have been closed meanwhile.
+        // The file may have been closed while this call waited for its turn.
         if file.is_none() {
             return Err(Error::UnknownHandle);
         }

@@ -1,25 +1,25 @@
-//! fopen(3)'s names for what a file is opened for.
+//! Modes for opening a file, in the notation of fopen(3).
 
 use std::str::FromStr;
 
 use crate::sys::open::How;
 
-/// What a file is opened for, as fopen(3) says it. `b` means nothing on Linux, and letters that are extensions of
-/// some C library are not known.
+/// Mode to open a file with, as in fopen(3). `b` has no effect on Linux; extensions of particular C libraries are
+/// not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mode(How);
 
 impl Mode {
-    /// `r`: to be read.
+    /// Mode `r`: for reading only.
     pub const READ: Self =
         Self(How { read: true, write: false, append: false, truncate: false, create: false });
 
-    /// For the call of the system.
+    /// Returns the flags for open(2).
     pub fn how(self) -> How {
         self.0
     }
 
-    /// Whether the file can change by it.
+    /// Returns whether the file can be changed in this mode.
     pub fn writes(self) -> bool {
         self.0.write
     }

@@ -1,5 +1,5 @@
-//! Reads from a file in pieces, one of which is read while the one before is sent: however much is asked for, no
-//! more than a few pieces are held.
+//! Reads from a file in pieces. One piece is read while the previous one is sent, so that only a few pieces are in
+//! memory, however large the read is.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -7,37 +7,37 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 
-/// Bytes of one piece; a multiple of three, so that pieces in base64 make a whole.
+/// Size of one piece in bytes; a multiple of three, so that the pieces in base64 can be joined.
 pub const PIECE: usize = 192 * 1024;
-/// Pieces that wait to be sent.
+/// Number of pieces that may wait to be sent.
 const WAITING: usize = 1;
 
-/// Some bytes of a file.
+/// Consecutive bytes of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// What they were converted to.
+    /// Bytes after their conversion.
     pub converted: Vec<u8>,
-    /// How many they were.
+    /// Number of bytes before their conversion.
     pub length: usize,
-    /// The file's end was met.
+    /// True if the end of the file was reached.
     pub end: bool,
-    /// No other piece follows.
+    /// True if no other piece follows.
     pub last: bool,
 }
 
-/// The pieces of one read.
+/// Pieces of one read.
 #[derive(Debug)]
 pub struct Pieces {
-    /// The first one, which may be empty.
+    /// First piece, which may be empty.
     pub first: Piece,
-    /// What follows it, if it is not the last. Pieces that are not taken are not read: the next read begins there,
-    /// if the file is one that has places.
+    /// Pieces after the first. A piece that nobody receives counts as not read: in a seekable file the next read
+    /// begins there.
     pub rest: Option<mpsc::Receiver<Piece>>,
 }
 
 type Turn = OwnedMutexGuard<Option<File>>;
 
-/// Begins to read `count` bytes; the turn ends when they are read, or nobody wants them any more.
+/// Begins to read `count` bytes. The turn ends when they are read, or when the receiver is dropped.
 pub(super) async fn begin(turn: Turn, count: usize, convert: fn(&[u8]) -> Vec<u8>) -> io::Result<Pieces> {
     let (first, begun) = oneshot::channel();
     let (pieces, rest) = mpsc::channel(WAITING);
@@ -74,7 +74,8 @@ fn read(
             None => piece.is_ok_and(|piece| pieces.blocking_send(piece).is_ok()),
         };
         if !taken {
-            // Nobody has got it. What has no places, such as a pipe, has lost it.
+            // The piece was not received: seek back, so that the next read returns it. A pipe cannot seek, so its bytes are
+            // lost.
             let _ = file.seek(SeekFrom::Current(-i64::try_from(length).unwrap_or(0)));
         }
         if last || !taken {
@@ -83,7 +84,7 @@ fn read(
     }
 }
 
-/// Reads until the buffer is full, and says how far it came and whether the file ended before.
+/// Reads until the buffer is full. Returns the number of bytes, and whether the file ended before.
 fn fill(file: &mut File, buffer: &mut [u8]) -> (usize, io::Result<bool>) {
     let mut length = 0;
     while length < buffer.len() {

@@ -1,4 +1,5 @@
-//! What is not seen from outside: turns, and pieces that nobody takes.
+//! Tests of behavior that is not visible from outside: the order of calls on a file, and pieces that nobody
+//! receives.
 
 #![allow(clippy::disallowed_methods)]
 

@@ -1,27 +1,29 @@
-//! How a freeze ended, for those who were not there: whoever only looks at the status never learns it from the protocol.
+//! End of a freeze, for clients that did not see it: one that only reads the status cannot learn it from the
+//! protocol.
 
 use serde::{Deserialize, Serialize};
 
-/// What ended a freeze.
+/// Ways in which a freeze ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
-    /// A client asked for the thaw.
+    /// A client requested the thaw.
     Asked,
-    /// Nobody had asked for it until the deadline.
+    /// No thaw was requested until the deadline.
     Deadline,
-    /// A person in the guest: `guestlet thaw`.
+    /// A person in the guest ran `guestlet thaw`.
     Person,
     /// The agent ended before the freeze did.
     Crash,
-    /// The agent did not thaw at the deadline, and its guardian did.
+    /// The agent did not thaw at the deadline, so its guardian did.
     Hang,
-    /// Not everything was frozen at one time: a hook or the kernel refused, it took too long, or somebody thawed meanwhile.
+    /// The file systems were never all frozen at one time: a hook or the kernel refused, the time was up, or a thaw
+    /// was requested meanwhile.
     Failed,
 }
 
 impl End {
-    /// One word, as the API and the files have it.
+    /// Returns the end in one word, as used in the API and in files.
     pub fn word(self) -> &'static str {
         match self {
             Self::Asked => "asked",
@@ -34,19 +36,20 @@ impl End {
     }
 }
 
-/// Why a freeze is no ground for a consistent snapshot, until somebody who asks for a thaw is told.
+/// Reason why a freeze is no basis for a consistent snapshot. Kept until a client that requests a thaw has been
+/// told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spoiled {
-    /// What ended it.
+    /// End of the freeze.
     pub end: End,
-    /// Who had asked for it.
+    /// Client that had requested the freeze.
     pub holder: String,
-    /// The same in words, such as `the freeze ended by itself after 120 s`.
+    /// Description of the end, such as `the freeze ended by itself after 120 s`.
     pub reason: String,
-    /// The agent has told everybody who watches its events.
+    /// True once the agent has sent the event about it.
     #[serde(default)]
     pub told: bool,
-    /// The id of its receipt; empty if there is none.
+    /// ID of the receipt; empty if there is none.
     #[serde(default)]
     pub receipt: String,
 }

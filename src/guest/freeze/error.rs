@@ -1,4 +1,4 @@
-//! Why a freeze or a thaw failed, in words that help.
+//! Errors of freezes and thaws, with hints on how to solve them.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,99 +9,99 @@ use nix::errno::Errno;
 
 use crate::sys::root::Root;
 
-/// Characters of a hook's output that are told.
+/// Limit on the characters of a hook's output that an error quotes.
 const TOLD: usize = 240;
 
-/// Why a freeze or a thaw failed.
+/// Reasons why a freeze or a thaw failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another freeze is not over yet.
+    /// Another freeze has not ended yet.
     #[error("{0}")]
     Busy(String),
-    /// The agent was told to end.
+    /// The agent is stopping.
     #[error("the agent is stopping; nothing can be frozen any more")]
     Stopping,
-    /// Named by the caller, and not mounted.
+    /// A mount point that the caller named is not mounted.
     #[error("\"mountpoints\": {0:?} is not a mount point")]
     NotMounted(String),
-    /// A hook did not do its work.
+    /// A hook failed.
     #[error("the hook {} {failure}", hook.display())]
     Hook {
-        /// Its path.
+        /// Path of the hook.
         hook: PathBuf,
-        /// What happened.
+        /// Failure of the hook.
         failure: Failure,
     },
-    /// The settings require applications, and this is why there is none, or not all.
+    /// The settings require applications, and none or not all of them are held, for this reason.
     #[error("an application-consistent freeze is required (freeze.require): {0}")]
     Application(String),
-    /// The kernel refused.
+    /// The kernel refused to open or freeze a file system.
     #[error("cannot {verb} {path}: {}{hint}", errno(error))]
     FileSystem {
-        /// `open` or `freeze`.
+        /// Operation that was refused: `open` or `freeze`.
         verb: &'static str,
-        /// The mount point.
+        /// Mount point of the file system.
         path: String,
-        /// What the kernel said.
+        /// Error returned by the kernel.
         error: io::Error,
-        /// What helps, if that is known; begins with what separates it.
+        /// Hint on the remedy, if one is known, including the separator before it.
         hint: String,
     },
-    /// What is mounted cannot be read.
+    /// The list of mounts cannot be read.
     #[error("cannot read what is mounted")]
     Mounts(#[source] io::Error),
-    /// The file that says what is frozen cannot be written, so nothing is frozen.
+    /// The marker, which records what is frozen, cannot be written, so nothing is frozen.
     #[error("nothing is frozen, because {} cannot be written", path.display())]
     Marker {
-        /// The file.
+        /// Path of the marker.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error returned by the kernel.
         source: io::Error,
     },
-    /// The system has no thread.
+    /// A thread cannot be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-    /// It was thawed before everything was frozen.
+    /// A thaw was requested before everything was frozen.
     #[error("a thaw was requested before everything was frozen; nothing is frozen")]
     Cancelled,
-    /// It took too long.
+    /// The freeze did not complete within its deadline.
     #[error("freezing took longer than {} s ({waiting}); everything is thawed again", after.as_secs())]
     TooLong {
-        /// The deadline.
+        /// Deadline of the freeze.
         after: Duration,
-        /// What it waited for.
+        /// Step or mount point that it was waiting for.
         waiting: String,
     },
-    /// The freeze was over before it was asked to be.
+    /// The freeze had already ended when its thaw was requested.
     #[error("{0}: the snapshot is not consistent")]
     Spoiled(String),
-    /// The file systems are thawed, all else is not as it should be.
+    /// The file systems are thawed, but a later step failed.
     #[error("the file systems are thawed, but {0}")]
     AfterThaw(String),
-    /// Some do not come back.
+    /// Some file systems cannot be thawed so far.
     #[error("still thawing: {0}; the disk does not answer")]
     Stuck(String),
 }
 
-/// What happened to a hook.
+/// Ways in which a hook fails.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// It cannot be run.
+    /// The hook cannot be run.
     #[error("cannot be used: {0}")]
     Unusable(io::Error),
-    /// It cannot be run, for a reason that has a remedy.
+    /// The hook cannot be run, with a hint on the remedy.
     #[error("cannot be used: {0}{1}")]
     Denied(io::Error, String),
-    /// It said that it failed.
+    /// The hook ended with a failure status.
     #[error("failed ({0}){1}")]
     Failed(ExitStatus, String),
-    /// It was killed.
+    /// The hook was killed at its deadline.
     #[error("did not end within {} s and was killed{}", .0.as_secs(), .1)]
     TimedOut(Duration, String),
-    /// It was killed, because all hooks together took too long.
+    /// The hook was killed at the common deadline of all hooks.
     #[error("did not end before all hooks had taken {} s together (qga.freeze.hooks-deadline), and was killed{}", .0.as_secs(), .1)]
     TimedOutTogether(Duration, String),
-    /// There was no time left for it.
+    /// The common deadline of all hooks had passed before the hook was started.
     #[error("was not run, because the hooks before it used up the {} s for all hooks \
              (qga.freeze.hooks-deadline)", .0.as_secs())]
     NoTime(Duration),
@@ -109,13 +109,13 @@ pub enum Failure {
 
 fn errno(error: &io::Error) -> String {
     match error.raw_os_error() {
-        // As `EIO: I/O error`.
+        // Gives the name and the message, such as `EIO: I/O error`.
         Some(number) => Errno::from_raw(number).to_string(),
         None => error.to_string(),
     }
 }
 
-/// A hook's last words, to follow what happened to it.
+/// Returns the end of a hook's output, to be appended to the description of its failure.
 pub fn last_words(tail: &str) -> String {
     let skipped = tail.char_indices().rev().nth(TOLD - 1).map_or(0, |(at, _)| at);
     match tail[skipped..].trim() {
@@ -124,7 +124,8 @@ pub fn last_words(tail: &str) -> String {
     }
 }
 
-/// What a person does about a denial, where `SELinux` enforces its policy; `setting` is the boolean for it.
+/// Returns a hint on a denied operation where `SELinux` enforces its policy. `setting` is the boolean that allows
+/// the operation.
 pub fn denial_hint(root: &Root, error: &io::Error, setting: &str) -> String {
     let denied = error.kind() == io::ErrorKind::PermissionDenied;
     if !denied || root.line("/sys/fs/selinux/enforce") != "1" {
@@ -133,7 +134,7 @@ pub fn denial_hint(root: &Root, error: &io::Error, setting: &str) -> String {
     let context = root.line("/proc/self/attr/current");
     let context = context.trim_end_matches('\0');
     let domain = context.split(':').nth(2).unwrap_or("unknown");
-    // The booleans speak of this domain only.
+    // The booleans apply to this domain only.
     let boolean =
         if domain == "virt_qemu_ga_t" { format!("setsebool -P {setting} on; or: ") } else { String::new() };
     format!(

@@ -1,4 +1,5 @@
-//! Programs that are told before a freeze and after a thaw: one file, or those of a folder in the order of their names.
+//! Programs that are run before a freeze and after a thaw: one file, or the files of a directory in the order of
+//! their names.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,7 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::guest::freeze::error::{Error, Failure};
 
-/// What package managers and editors leave behind, as qemu-ga's own script passes over it.
+/// Suffixes of files that package managers and editors leave behind; qemu-ga's own script skips them as well.
 const LEFT_BEHIND: &[&str] = &[
     "~",
     ".bak",
@@ -25,10 +26,10 @@ const LEFT_BEHIND: &[&str] = &[
     ".sample",
 ];
 
-/// The programs to run, in the order in which they are told of a freeze.
+/// Lists the programs in the order in which they are run before a freeze.
 ///
 /// # Errors
-/// If what is configured is not there, or is a file that cannot be executed.
+/// If the configured path does not exist, or is a file that cannot be executed.
 pub fn list(configured: Option<&Path>) -> Result<Vec<PathBuf>, Error> {
     let Some(path) = configured else { return Ok(Vec::new()) };
     let failed = |source| Error::Hook { hook: path.to_owned(), failure: Failure::Unusable(source) };

@@ -1,13 +1,14 @@
-//! What outlasts the agent: the file that says that file systems are frozen, by whom and which, and the one that says
-//! that a freeze ended in another way than by a thaw that was asked for.
+//! Files of a freeze that outlast the agent: one records that file systems are frozen, by whom and which; the
+//! other that a freeze ended in a different way than by a requested thaw.
 //!
 //! ```text
 //! qga.state.isfrozen        written, and synced, before hooks run and again before the first file system is frozen;
 //!                           removed when all is thawed. The same name as qemu-ga's, which is empty.
-//! guestlet.freeze-spoiled   the reason, until somebody who asked for a thaw was told
+//! guestlet.freeze-spoiled   the reason, until a client that requested a thaw has been told
 //! ```
 //!
-//! Both are of one boot of the guest: what a disk or a copy of it keeps of another boot does not count.
+//! Both are valid for one boot of the guest: a file that a disk, or a copy of it, keeps from another boot does not
+//! count.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,63 +23,63 @@ use crate::sys::root::Root;
 
 const FROZEN: &str = "qga.state.isfrozen";
 const SPOILED: &str = "guestlet.freeze-spoiled";
-/// Bytes of a marker: more than a thousand file systems need.
+/// Size limit of a marker in bytes: more than a thousand file systems need.
 const MOST: u64 = 1 << 20;
 
-/// What a freeze leaves behind if the agent is gone.
+/// Record of a freeze, for the case that the agent ends before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freeze {
-    /// The boot of the guest.
+    /// Boot ID of the guest.
     pub boot_id: String,
-    /// The agent's process, and when it was started, in the kernel's ticks since the boot.
+    /// Process ID of the agent, and its start time in clock ticks since the boot.
     pub process: (u32, u64),
-    /// Who asked for it.
+    /// Client that requested the freeze.
     pub holder: String,
-    /// The hooks that were told of the freeze, or were about to be.
+    /// Hooks that were run with `freeze`, or were about to be.
     pub hooks: Vec<PathBuf>,
-    /// The applications whose commands were run, or were about to be.
+    /// Applications whose freeze command was run, or was about to be.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub applications: Vec<Told>,
-    /// In the order in which they are frozen.
+    /// File systems in the order in which they are frozen.
     pub file_systems: Vec<Frozen>,
-    /// The receipt, as far as it was known before the first one is frozen.
+    /// Receipt as far as it was known before the first file system was frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<Box<Receipt>>,
 }
 
-/// An application that was told of the freeze by a command, and is to be told of its end by another one.
+/// Application that was notified of the freeze by a command, and has to be notified of its end by another one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
-    /// What people call it.
+    /// Name for people.
     pub name: String,
-    /// As whom the command runs.
+    /// User that runs the command.
     pub user: String,
-    /// The program and its arguments.
+    /// Program and its arguments.
     pub thaw: Vec<String>,
 }
 
-/// A file system that is frozen, or was about to be.
+/// File system that is frozen, or was about to be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frozen {
-    /// Its number.
+    /// Device number of the file system.
     pub device: Device,
-    /// Where it was mounted.
+    /// Mount point at the time of the freeze.
     pub mount_point: String,
 }
 
-/// What is found in the folder.
+/// Content of the marker's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// No freeze.
+    /// No freeze, or one of another boot.
     Nothing,
     /// A freeze of this boot.
     Freeze(Freeze),
-    /// One that says nothing else: qemu-ga's, or one that cannot be read.
+    /// A marker without details: qemu-ga's, or one that cannot be read.
     Unknown,
 }
 
 impl Found {
-    /// Who has asked for the freeze.
+    /// Returns the client that requested the freeze.
     pub fn holder(&self) -> &str {
         match self {
             Self::Freeze(freeze) => &freeze.holder,
@@ -87,7 +88,7 @@ impl Found {
     }
 }
 
-/// The two files.
+/// Access to the two files.
 #[derive(Debug, Clone)]
 pub struct Marker {
     folder: PathBuf,
@@ -102,17 +103,17 @@ struct Kept {
 }
 
 impl Marker {
-    /// The files in `folder`, on the machine at `root`.
+    /// Returns the files in `folder`, of the machine at `root`.
     pub fn new(folder: &Path, root: &Root) -> Self {
         Self { folder: folder.to_owned(), root: root.clone() }
     }
 
-    /// The file that says that file systems are frozen.
+    /// Returns the path of the marker.
     pub fn path(&self) -> PathBuf {
         self.folder.join(FROZEN)
     }
 
-    /// A freeze by this process of which nothing is known yet.
+    /// Returns the record of a freeze by this process, so far without its details.
     pub fn begin(&self, holder: &str) -> Freeze {
         let id = std::process::id();
         Freeze {
@@ -123,16 +124,16 @@ impl Marker {
         }
     }
 
-    /// Writes what is, or is about to be, frozen. When this returns, it outlasts the agent.
+    /// Writes the record of what is, or is about to be, frozen. When this returns, it outlasts the agent.
     ///
     /// # Errors
-    /// As open(2), write(2), fsync(2) and rename(2) give them.
+    /// The errors of open(2), write(2), fsync(2) and rename(2).
     pub fn write(&self, freeze: &Freeze) -> io::Result<()> {
         let text = serde_json::to_vec(freeze).map_err(io::Error::other)?;
         files::replace_synced(&self.path(), &text)
     }
 
-    /// What there is of this boot. What is of another one is removed.
+    /// Reads the marker. Removes it if it is of another boot.
     pub fn find(&self) -> Found {
         let bytes = match files::read_at_most(&self.path(), MOST) {
             Ok(Some(bytes)) => bytes,
@@ -152,13 +153,13 @@ impl Marker {
         }
     }
 
-    /// Whether the process that froze runs.
+    /// Returns whether the process that froze is still running.
     pub fn is_alive(&self, freeze: &Freeze) -> bool {
         let (id, then) = freeze.process;
         started(&self.root, id) == Some(then)
     }
 
-    /// What was found, unless it is a freeze of this process itself.
+    /// Returns the marker that was found, unless it is of this process.
     pub fn of_another(&self, freeze: &Freeze) -> Option<Found> {
         match self.find() {
             Found::Nothing => None,
@@ -167,12 +168,12 @@ impl Marker {
         }
     }
 
-    /// All is thawed.
+    /// Removes the marker, as all is thawed.
     pub fn remove(&self) {
         files::remove(&self.path());
     }
 
-    /// Remembers why the next one who asks for a thaw is told that the snapshot is not consistent.
+    /// Records why the next client that requests a thaw is told that the snapshot is not consistent.
     pub fn spoil(&self, spoiled: &Spoiled) {
         let kept = Kept { boot_id: self.boot_id(), spoiled: spoiled.clone() };
         let written = serde_json::to_vec(&kept)
@@ -183,7 +184,7 @@ impl Marker {
         }
     }
 
-    /// Why the last freeze was none in the end, if that was not told yet.
+    /// Returns the reason why the last freeze failed in the end, if no client has been told yet.
     pub fn spoiled(&self) -> Option<Spoiled> {
         let kept = match files::read_at_most(&self.folder.join(SPOILED), MOST) {
             Ok(bytes) => serde_json::from_slice::<Kept>(&bytes?).map_err(io::Error::from),
@@ -191,7 +192,7 @@ impl Marker {
         };
         match kept {
             Ok(kept) => self.is_this_boot(&kept.boot_id).then_some(kept.spoiled),
-            // There is something to tell, whatever it is.
+            // A freeze did fail, so that has to be reported even if the reason is unknown.
             Err(error) => Some(Spoiled {
                 end: End::Crash,
                 holder: "an earlier agent".to_owned(),
@@ -202,7 +203,7 @@ impl Marker {
         }
     }
 
-    /// It was told.
+    /// Deletes the reason, as a client has been told.
     pub fn forget_spoiled(&self) {
         files::remove(&self.folder.join(SPOILED));
     }
@@ -211,17 +212,18 @@ impl Marker {
         self.root.line("/proc/sys/kernel/random/boot_id")
     }
 
-    /// Whether a file is of this boot. Where the boots cannot be told apart, it may be, and counts.
+    /// Returns whether a file is of this boot. If that cannot be determined, the file counts.
     fn is_this_boot(&self, boot_id: &str) -> bool {
         let this = self.boot_id();
         this.is_empty() || boot_id.is_empty() || boot_id == this
     }
 }
 
-/// When a process was started, `proc_pid_stat(5)`; nothing if there is none, or only what its parent has not looked at yet.
+/// Returns the start time of a process, see `proc_pid_stat(5)`. Returns none if the process does not exist or is a
+/// zombie.
 fn started(root: &Root, id: u32) -> Option<u64> {
     let stat = root.line(&format!("/proc/{id}/stat"));
-    // The name, in brackets, may have any character.
+    // The name in brackets may contain any character.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     let then = fields.nth(18)?.parse().ok()?;
@@ -249,10 +251,10 @@ mod tests {
         marker.write(&Freeze { boot_id: "other".to_owned(), ..freeze }).unwrap();
         assert_eq!(marker.find(), Found::Nothing);
         assert!(!marker.path().exists());
-        // qemu-ga's.
+        // An empty marker, as qemu-ga's.
         std::fs::write(marker.path(), "").unwrap();
         assert_eq!(marker.find(), Found::Unknown);
-        // Nor can this one be read.
+        // A marker that cannot be read.
         std::fs::remove_file(marker.path()).unwrap();
         std::fs::create_dir(marker.path()).unwrap();
         assert_eq!(marker.find(), Found::Unknown);
@@ -274,7 +276,7 @@ mod tests {
         assert_eq!(marker.spoiled(), Some(spoiled));
         marker.forget_spoiled();
         assert_eq!(marker.spoiled(), None);
-        // What cannot be read does not make a freeze a good one.
+        // An unreadable reason must not make the freeze count as good.
         std::fs::write(folder.path().join(SPOILED), "{").unwrap();
         assert!(marker.spoiled().unwrap().reason.contains("it is not known how"));
     }

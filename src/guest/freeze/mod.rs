@@ -1,24 +1,25 @@
 //! Freezes the guest's file systems for a snapshot, and always thaws them.
 //!
-//! One thread, the keeper (`cycle`), lives for each freeze and owns its state. It touches no file system itself:
-//! what can block (paths, `FIFREEZE`, `FITHAW`, hooks) runs on threads and in processes of its own, which report to it.
-//! Neither the event loop nor a caller that goes away stops it.
+//! One thread, the keeper (`cycle`), exists for each freeze and owns its state. It touches no file system itself:
+//! what can block (paths, `FIFREEZE`, `FITHAW`, hooks) runs on threads and in processes of its own, which report
+//! to it. Neither a blocked event loop nor a caller that disconnects stops it.
 //!
 //! ```text
 //!            freeze            each hook        all are open and in the marker
 //! Thawed ───────────▶ Hooks ──────────▶ Opening ─────────────────────────────▶ Freezing ──all frozen──▶ Frozen
 //!   ▲                   │                  │        only "always" commands        │                       │
-//!   │                   │ a failure, or a thaw is asked for; or the deadline      │     thaw, or deadline │
+//!   │                   │ a failure, a request for a thaw, or the deadline        │     thaw, or deadline │
 //!   │                   ▼                  ▼                                      ▼                       │
-//!   └────────────── hooks told ◀───────────────────────────────────────────── Thawing ◀───────────────────┘
+//!   └────────────── thaw hooks ◀───────────────────────────────────────────── Thawing ◀───────────────────┘
 //! ```
 //!
-//! What outlasts the agent is in the [`marker`]; who thaws when the agent is gone is in [`recover`]: a guardian process
-//! at once, else the service manager, else the agent's next run, which starts frozen before it serves anybody.
-//! How a freeze [ended](end) is told as an event, too, and each leaves a [receipt](receipts).
+//! The [`marker`] is what outlasts the agent. [`recover`] thaws if the agent has ended: a guardian process does so
+//! at once, else the service manager, else the agent's next run, which starts in the frozen state before it serves
+//! clients. The [end] of a freeze is also reported as an event, and each freeze leaves a [receipt](receipts).
 //!
-//! Which file systems, and in which order, is the [`plan`]; the programs around it are the [`hook`]s. After these, and before
-//! anything is opened, [`applications`] are held; after the thaw they are released.
+//! The [`plan`] decides which file systems are frozen, and in which order; the [`hook`]s are programs that run
+//! around the freeze. After the hooks, and before anything is opened, [`applications`] are held; after the thaw
+//! they are released.
 
 pub mod applications;
 mod cycle;
@@ -54,27 +55,27 @@ use marker::{Found, Marker};
 use receipts::Told;
 use receipts::clerk::Clerk;
 
-/// How long the answer to a thaw waits until it is written down that it was given.
+/// Limit on how long the answer to a thaw waits for the deletion of the recorded reason.
 const TO_FORGET: Duration = Duration::from_secs(2);
 
-/// What the settings say about freezes.
+/// Settings of freezes.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// A program, or a folder of programs, to tell before a freeze and after a thaw.
+    /// Program, or directory of programs, to run before a freeze and after a thaw.
     pub hook: Option<PathBuf>,
-    /// How long each hook may take.
+    /// Time limit for each hook.
     pub hook_deadline: Duration,
-    /// How long all hooks may take together, as whoever asks for a freeze does not wait longer.
+    /// Time limit for all hooks together, as the client that requests a freeze does not wait longer.
     pub hooks_deadline: Duration,
-    /// Applications that take part.
+    /// Settings of the applications that take part.
     pub applications: applications::Settings,
-    /// Where receipts are kept; nowhere if that is not known.
+    /// Directory where receipts are kept; absent if none is known.
     pub receipts: Option<PathBuf>,
-    /// How long file systems may be frozen; then they are thawed whatever happens.
+    /// Longest time that file systems stay frozen; they are then thawed whatever happens.
     pub deadline: Duration,
-    /// Where the marker is kept: in memory, and lost with the next boot.
+    /// Directory of the marker: in memory, so that it is lost at the next boot.
     pub folder: PathBuf,
-    /// A process of this program guards each freeze. Only for the agent's own program.
+    /// True if a process of this program guards each freeze. Only for the agent's own program.
     pub guarded: bool,
 }
 
@@ -86,7 +87,7 @@ impl Default for Settings {
             hooks_deadline: Duration::from_secs(60),
             applications: applications::Settings::default(),
             receipts: None,
-            // The journal's own watchdog ends it after 3 minutes.
+            // The watchdog of systemd-journald kills it after 3 minutes.
             deadline: Duration::from_secs(120),
             folder: "/var/run".into(),
             guarded: false,
@@ -94,48 +95,48 @@ impl Default for Settings {
     }
 }
 
-/// Who asks for a thaw.
+/// Origin of a request for a thaw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// A client, as whoever froze.
+    /// A client, like the one that froze.
     Client,
-    /// A person in the guest. Whoever froze is told with the next thaw.
+    /// A person in the guest. The client that froze is told at its next request for a thaw.
     Person,
 }
 
-/// What a thaw has come to.
+/// Result of a thaw.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Thawed {
-    /// How many file systems were frozen.
+    /// Number of file systems that were frozen.
     pub file_systems: u64,
-    /// The receipt of their freeze; none if there was none.
+    /// Receipt of the freeze; none if there was no freeze.
     pub receipt: Option<Told>,
 }
 
-/// How things stand.
+/// Status of the freezer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
-    /// Nothing is frozen.
+    /// No freeze is in progress.
     Thawed {
-        /// Why the last freeze was none in the end, until somebody who asks for a thaw is told.
+        /// Reason why the last freeze failed in the end, until a client that requests a thaw has been told.
         spoiled: Option<String>,
     },
-    /// A freeze is not over.
+    /// A freeze has not ended.
     Busy {
-        /// Who asked for it.
+        /// Client that requested it.
         holder: String,
-        /// Since when.
+        /// Time of the request.
         since: SystemTime,
-        /// What it does, such as `frozen`.
+        /// Current step, such as `frozen`.
         stage: String,
-        /// The file systems that are frozen.
+        /// Mount points of the frozen file systems.
         file_systems: Vec<String>,
-        /// When they are thawed without being asked to; absent as long as nothing is frozen.
+        /// Time until they are thawed without a request; absent as long as nothing is frozen.
         left: Option<Duration>,
     },
 }
 
-/// The freezes of this machine; clones share them.
+/// Freezes of this machine; clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Freezer(Arc<Shared>);
 
@@ -145,11 +146,11 @@ type Later = Box<dyn FnOnce() + Send>;
 struct Shared {
     settings: Settings,
     state: Mutex<State>,
-    /// Keeps the receipts.
+    /// Keeper of the receipts.
     clerk: Option<Clerk>,
-    /// File systems are frozen, or about to be.
+    /// True if file systems are frozen, or about to be.
     restricted: AtomicBool,
-    /// Counts up when a freeze is over.
+    /// Number of freezes that have ended.
     over: watch::Sender<u64>,
 }
 
@@ -167,7 +168,7 @@ struct State {
     after_thaw: Vec<Later>,
 }
 
-/// The freeze that is not over.
+/// Freeze that has not ended.
 struct Running {
     keeper: Sender<Message>,
     holder: String,
@@ -179,29 +180,30 @@ struct Running {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that is done under the lock leaves the state half changed.
+        // No operation under the lock leaves the state inconsistent if it panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Freezer {
-    /// Without a freeze.
+    /// Creates the state without a freeze.
     pub fn new(settings: Settings) -> Self {
         let clerk = settings.receipts.as_ref().map(|directory| Clerk::new(&settings.folder, directory));
         Self(Arc::new(Shared { settings, clerk, ..Shared::default() }))
     }
 
-    /// Who keeps the receipts of freezes.
+    /// Returns the clerk, which keeps the receipts of freezes.
     pub fn clerk(&self) -> Option<&Clerk> {
         self.0.clerk.as_ref()
     }
 
-    /// File systems are frozen, or about to be: only what writes nothing may be done.
+    /// Returns whether file systems are frozen, or about to be: only operations that write nothing are then
+    /// allowed.
     pub fn restricts(&self) -> bool {
         self.0.restricted.load(Ordering::SeqCst)
     }
 
-    /// How things stand.
+    /// Returns the current status.
     pub fn status(&self) -> Status {
         let state = self.0.state();
         match &state.running {
@@ -219,7 +221,7 @@ impl Freezer {
         }
     }
 
-    /// Who holds the freeze, in words for an error; empty without one.
+    /// Describes the freeze in progress and its holder, for an error; empty without a freeze.
     pub fn held(&self) -> String {
         match self.status() {
             Status::Thawed { .. } => String::new(),
@@ -230,7 +232,7 @@ impl Freezer {
         }
     }
 
-    /// Does `work` now, or as soon as nothing is frozen any more: for what writes files.
+    /// Runs `work` now, or as soon as nothing is frozen: for work that writes files.
     pub fn unfrozen(&self, work: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state();
         if self.restricts() && state.running.is_some() {
@@ -241,7 +243,8 @@ impl Freezer {
         }
     }
 
-    /// No freeze begins any more. Completes when none is left; whoever waits for less can thaw meanwhile.
+    /// Refuses further freezes, and completes when none is left. A caller that cannot wait may request a thaw
+    /// meanwhile.
     pub async fn stop(&self) {
         let mut over = self.0.over.subscribe();
         self.0.state().stopping = true;
@@ -253,23 +256,25 @@ impl Freezer {
         }
     }
 
-    /// How long it can take until nothing is frozen, whatever happens.
+    /// Returns the longest time until nothing is frozen, whatever happens.
     pub fn longest(&self) -> Duration {
         self.0.settings.deadline + self.0.settings.hooks_deadline * 2 + applications::RELEASE
     }
 }
 
-/// Begins where an earlier run of the agent has ended: frozen, if it left file systems so. To be called before anybody
-/// is served: until then nobody can tell whether something is frozen, or why it is not any more.
+/// Takes over the state that an earlier run of the agent has left: frozen, if it left file systems frozen. Has to
+/// be called before clients are served: until then it is unknown whether something is frozen, or why it no longer
+/// is.
 ///
 /// # Errors
-/// If what was left frozen cannot be looked after.
+/// If the keeper of what was left frozen cannot be started.
 pub fn begin(guest: &Guest) -> Result<(), Error> {
     let marker = Marker::new(&guest.freezer.0.settings.folder, &guest.root);
-    // In this order: whoever thaws in place of an agent first writes down why, and then removes the marker.
+    // In this order: a process that thaws in place of an agent first records the reason, and then removes the
+    // marker.
     let left = adopt(guest)?;
     if let Some(clerk) = guest.freezer.clerk().filter(|_| !left) {
-        // Those that an earlier run, or whoever thawed in its place, has left.
+        // Files the receipts that an earlier run, or a process that thawed in its place, has left.
         clerk.work();
     }
     let Some(mut spoiled) = marker.spoiled().filter(|_| !left) else { return Ok(()) };
@@ -290,7 +295,7 @@ pub fn begin(guest: &Guest) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes charge of a freeze that an agent that is gone has left; false if there is none.
+/// Takes charge of a freeze that an agent which has ended left behind. Returns false if there is none.
 fn adopt(guest: &Guest) -> Result<bool, Error> {
     let shared = &guest.freezer.0;
     let marker = Marker::new(&shared.settings.folder, &guest.root);
@@ -309,17 +314,18 @@ fn adopt(guest: &Guest) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Freezes the file systems at the mount points of `which`, or all. Says how many it froze. `caller` asks for it.
+/// Freezes the file systems at the mount points in `which`, or all. Returns how many were frozen. `caller` is the
+/// client that requests it.
 ///
 /// # Errors
-/// If another freeze is not over, or one cannot be frozen; nothing is frozen then.
+/// If another freeze has not ended, or a file system cannot be frozen; nothing is frozen then.
 pub async fn freeze(guest: &Guest, which: Option<Vec<String>>, caller: &Caller) -> Result<u64, Error> {
     let (answer, answered) = oneshot::channel();
     start(guest, caller, false, move |cycle| cycle.run(which.as_deref(), answer))?;
     answered.await.unwrap_or(Err(Error::Cancelled))
 }
 
-/// Starts a keeper. `frozen` says that there is something frozen already.
+/// Starts a keeper. `frozen` says that file systems are frozen already.
 fn start(
     guest: &Guest,
     caller: &Caller,
@@ -351,7 +357,7 @@ fn start(
     Ok(())
 }
 
-/// Thaws everything, whoever froze it, and says how many file systems were frozen. A freeze that is under way ends.
+/// Thaws everything, whoever froze it, and returns how many file systems were frozen. A freeze in progress ends.
 ///
 /// # Errors
 /// Once, if the freeze has ended by itself before; if a file system cannot be thawed, or a hook fails.
@@ -359,10 +365,11 @@ pub async fn thaw(guest: &Guest, by: By) -> Result<u64, Error> {
     Ok(thaw_after(guest, by, None).await?.file_systems)
 }
 
-/// The same for somebody who says that a snapshot was taken while everything was frozen; tells of the receipt, too.
+/// Thaws everything as `thaw` does, for a caller that may state when its snapshot was taken. Also returns the
+/// receipt.
 ///
 /// # Errors
-/// As [`thaw`].
+/// The errors of [`thaw`].
 pub async fn thaw_after(guest: &Guest, by: By, cut: Option<Cut>) -> Result<Thawed, Error> {
     if let Some(outcome) = ask_keeper(guest, by, cut.clone()).await {
         return outcome;
@@ -373,12 +380,12 @@ pub async fn thaw_after(guest: &Guest, by: By, cut: Option<Cut>) -> Result<Thawe
     };
     if let Some(spoiled) = spoiled {
         let marker = Marker::new(&guest.freezer.0.settings.folder, &guest.root);
-        // It may be on a disk that somebody else has frozen. Whoever is told once more is not misled.
+        // The file may be on a disk that somebody else has frozen. Reporting the reason a second time does no harm.
         let forget = blocking::attempt(move || marker.forget_spoiled());
         drop(tokio::time::timeout(TO_FORGET, forget).await);
         return Err(Error::Spoiled(spoiled.reason));
     }
-    // Of an agent that is gone by now, with hooks that are to be told.
+    // A freeze of an agent that has ended since, with hooks that have to be run.
     let left = guest.clone();
     if blocking::attempt(move || adopt(&left)).await.unwrap_or(Err(Error::Cancelled))?
         && let Some(outcome) = ask_keeper(guest, by, cut).await
@@ -388,11 +395,12 @@ pub async fn thaw_after(guest: &Guest, by: By, cut: Option<Cut>) -> Result<Thawe
     Ok(Thawed { file_systems: sweep(guest).await?, receipt: None })
 }
 
-/// What the keeper of the freeze that is not over says to a thaw; nothing if there is none.
+/// Requests the thaw from the keeper of the freeze in progress, and returns its answer. Returns none if there is
+/// no such freeze.
 async fn ask_keeper(guest: &Guest, by: By, cut: Option<Cut>) -> Option<Result<Thawed, Error>> {
     let (answer, answered) = oneshot::channel();
     if let Some(running) = &guest.freezer.0.state().running {
-        // The keeper looks into its inbox once more before it goes.
+        // The keeper reads its inbox once more before it ends.
         let _ = running.keeper.send(Message::Thaw(answer, by, cut));
     } else {
         return None;
@@ -400,7 +408,7 @@ async fn ask_keeper(guest: &Guest, by: By, cut: Option<Cut>) -> Option<Result<Th
     answered.await.ok()
 }
 
-/// Thaws what others froze.
+/// Thaws what others have frozen. Returns how many file systems were frozen.
 async fn sweep(guest: &Guest) -> Result<u64, Error> {
     let guest = guest.clone();
     let swept = blocking::attempt(move || {

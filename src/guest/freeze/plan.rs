@@ -1,45 +1,49 @@
-//! Which file systems are frozen, and in which order: a pure function of what is mounted and what it is made of.
+//! Decides which file systems are frozen, and in which order: a pure function of the mounts and of the devices
+//! below them.
 //!
-//! A file system on a disk can be frozen, and btrfs. Each counts once, wherever it is mounted. The one that was mounted
-//! last goes first, and each goes before all that it lives on, because to freeze it is to write to those:
+//! A file system on a disk can be frozen, and so can btrfs. Each counts once, however often it is mounted. The one
+//! that was mounted last is frozen first, and each is frozen before all that it is stored on, because freezing a
+//! file system writes to what is below it:
 //!
 //! ```text
 //!   frozen first   /srv/inner      ext4 in a file of /srv            (loop device)
 //!        │         /srv            xfs on LUKS on LVM                (dm-1 ─ dm-0 ─ vdb, vdc)
-//!        │         /ovl            overlay: itself not frozen, but what lives on it goes before
-//!        ▼         /var            ext4, with the overlay's upper folder
+//!        │         /ovl            overlay: itself not frozen, but what is stored on it goes before
+//!        ▼         /var            ext4, with the overlay's upper directory
 //!   frozen last    /               ext4 on vda1
 //! ```
 //!
-//! They are thawed the other way round: nothing that is thawed has to wait for something that is still frozen below it.
+//! They are thawed in the reverse order, so that no thaw has to wait for a file system below it that is still
+//! frozen.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::sys::block_stack::{BlockStack, Device};
 use crate::sys::mountinfo::Mount;
 
-/// A file system to freeze.
+/// File system to freeze.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileSystem {
-    /// Its number.
+    /// Device number of the file system.
     pub device: Device,
-    /// Where it is mounted: first where its whole is, the last one mounted first.
+    /// Mounts of the file system: those of its root come first, and among these the last one mounted.
     pub mounts: Vec<Mount>,
 }
 
 impl FileSystem {
-    /// Where it is mounted, for people.
+    /// Returns the mount point, for people.
     pub fn name(&self) -> &str {
         self.mounts.first().map_or("?", |mount| mount.mount_point.as_str())
     }
 }
 
-/// Whether the file system of a mount could be frozen: it is on a block device, or it is btrfs, which may be on several.
+/// Returns whether the file system of a mount could be frozen: it is on a block device, or is a btrfs, which may
+/// be on several.
 pub fn counts(mount: &Mount) -> bool {
     mount.device.0 != 0 || mount.kind == "btrfs"
 }
 
-/// The file systems in the order in which they are frozen.
+/// Returns the file systems in the order in which they are frozen.
 pub fn plan(mounts: &[Mount], stack: &BlockStack) -> Vec<FileSystem> {
     let mut order = Order { above: BTreeMap::new(), last_mounted_first: Vec::new(), seen: HashSet::new() };
     for mount in mounts.iter().rev() {
@@ -63,7 +67,7 @@ fn file_system(device: Device, mounts: &[Mount]) -> Option<FileSystem> {
 }
 
 struct Order {
-    /// File system → those that live on it.
+    /// File systems that are stored on each file system.
     above: BTreeMap<Device, BTreeSet<Device>>,
     last_mounted_first: Vec<Device>,
     seen: HashSet<Device>,
@@ -78,8 +82,8 @@ impl Order {
         ordered
     }
 
-    /// What lives on it, then itself. Depth first, with a list of our own in place of recursion: how deep it goes is
-    /// not ours to say.
+    /// Appends the file systems that are stored on this one, then the file system itself. Depth-first search with
+    /// an explicit stack instead of recursion, as the depth is not under our control.
     fn visit(&mut self, device: Device, ordered: &mut Vec<Device>) {
         let mut path = vec![(device, false)];
         while let Some((device, done)) = path.pop() {
@@ -93,14 +97,14 @@ impl Order {
     }
 }
 
-/// The numbers of the file systems right below that of a mount.
+/// Returns the device numbers of the file systems directly below that of a mount.
 fn lives_on(mount: &Mount, mounts: &[Mount], stack: &BlockStack) -> Vec<Device> {
     let mut found = Vec::new();
     let mut disks = stack.disks.get(&mount.device).cloned().unwrap_or_default();
     if mount.device.0 != 0 {
         disks.push(mount.device);
     }
-    // Logs and journals on disks of their own are given by device, and so are not found: they are no file system.
+    // External logs and journals are given as devices, and so are not found; they are no file systems.
     let mut seen = HashSet::new();
     while let Some(disk) = disks.pop() {
         let Some(block) = stack.devices.get(&disk).filter(|_| seen.insert(disk)) else { continue };
@@ -112,7 +116,8 @@ fn lives_on(mount: &Mount, mounts: &[Mount], stack: &BlockStack) -> Vec<Device> 
     }
     if mount.device.0 == 0 {
         let upper = mount.options.split(',').find_map(|option| option.strip_prefix("upperdir="));
-        // Such as ecryptfs, or FUSE's bindfs; devices and names of no path are none of these.
+        // Source of a stacked file system such as ecryptfs, or FUSE's bindfs. Devices and names that are no path do
+        // not count.
         let source = Some(mount.source.as_str()).filter(|source| !source.starts_with("/dev/"));
         let folders = upper.into_iter().chain(source).filter(|path| path.starts_with('/'));
         found.extend(folders.filter_map(|path| holder_of(path, mounts)));
@@ -120,7 +125,8 @@ fn lives_on(mount: &Mount, mounts: &[Mount], stack: &BlockStack) -> Vec<Device> 
     found
 }
 
-/// The file system that a path is on: the longest mount point above it, the last one mounted there.
+/// Returns the file system that a path is on: that of the longest mount point above it, and there the last one
+/// mounted.
 fn holder_of(path: &str, mounts: &[Mount]) -> Option<Device> {
     let above = |mount: &&Mount| {
         let rest = path.strip_prefix(mount.mount_point.trim_end_matches('/'));
@@ -147,7 +153,7 @@ mod tests {
         Block { below: below.to_vec(), file }
     }
 
-    /// A Debian guest with a data disk, btrfs and network file systems.
+    /// Mounts of a Debian guest with a data disk, btrfs and network file systems.
     const GUEST: &str = "\
 22 27 0:21 / /proc rw - proc proc rw\n\
 27 1 254:1 / / rw shared:1 - ext4 /dev/vda1 rw\n\
@@ -164,7 +170,8 @@ mod tests {
     #[test]
     fn on_disks_only_once_each_the_last_mounted_first() {
         let stack = BlockStack::default();
-        // As qemu-ga: the mount that comes last counts, so that / is reached by a file of it; the whole is opened.
+        // As in qemu-ga the last mount decides: / comes first, because a file of it was bind-mounted last. The
+        // mount of its root directory is the one that is opened.
         assert_eq!(names(GUEST, &stack), ["/", "/pool/home", "/srv", "/boot/efi"]);
         let plan = plan(&mountinfo::parse(GUEST.as_bytes()), &stack);
         let points: Vec<_> = plan[2].mounts.iter().map(|mount| mount.mount_point.as_str()).collect();
@@ -173,7 +180,8 @@ mod tests {
 
     #[test]
     fn what_lives_on_another_goes_before_it_however_it_was_mounted() {
-        // The disk image's file system is bound before the disk that it is on is mounted a second time.
+        // The file system in the disk image is bind-mounted before the disk that holds the image is mounted a
+        // second time.
         let mounts = "\
 27 1 254:1 / / rw - ext4 /dev/vda1 rw\n\
 30 27 253:1 / /srv rw - xfs /dev/mapper/secret rw\n\
@@ -215,7 +223,7 @@ mod tests {
 
     #[test]
     fn the_kernels_word_on_which_file_system_a_file_is_wins() {
-        // Something was mounted over the folder of the file.
+        // The directory of the file is hidden by a later mount.
         let mounts = "\
 27 1 254:1 / / rw - ext4 /dev/vda1 rw\n\
 30 27 254:2 / /a rw - ext4 /dev/vda2 rw\n\
@@ -243,8 +251,8 @@ mod tests {
         assert_eq!(names(mounts, &stack).len(), 2);
     }
 
-    /// A machine where file system `n` lives on file systems with smaller numbers, in one of several ways, mounted in
-    /// any order; and for each pair, whether the first lives on the second.
+    /// Generates a machine on which file system `n` is stored on file systems with smaller numbers, in one of
+    /// several ways, mounted in any order; and for each pair, whether the first is stored on the second.
     fn machine() -> impl Strategy<Value = (Vec<Mount>, BlockStack, Vec<(usize, usize)>)> {
         let layers =
             prop::collection::vec((0_u8..5, prop::collection::vec(any::<prop::sample::Index>(), 1..3)), 1..9);
@@ -258,7 +266,7 @@ mod tests {
                 let lower: Vec<usize> =
                     if n == 0 { Vec::new() } else { lower.iter().map(|index| index.index(n)).collect() };
                 let mut below = Vec::new();
-                // Each disk is a loop device, whose file is on a lower file system; what is above differs.
+                // Each disk is a loop device whose file is on a lower file system; the layers above differ.
                 for (place, lower) in lower.iter().enumerate() {
                     let disk = (7, number(n) * 10 + number(place));
                     let path = format!("/fs{lower}/image");
@@ -279,19 +287,19 @@ mod tests {
                     flags: "rw".to_owned(),
                 };
                 match (*how, first) {
-                    // btrfs on its disks.
+                    // btrfs on these disks.
                     (3, _) => {
                         mount.device = (0, 100 + number(n));
                         mount.kind = "btrfs".to_owned();
                         stack.disks.insert(mount.device, below);
                     }
-                    // An overlay.
+                    // An overlay, with its upper directory on a lower file system.
                     (4, Some(lower)) => {
                         mount.device = (0, 100 + number(n));
                         mount.kind = "overlay".to_owned();
                         mount.options = format!("rw,lowerdir=/,upperdir=/fs{lower}/upper,workdir=/w");
                     }
-                    // A stack of a few devices.
+                    // A stack of several devices.
                     _ => {
                         let middle = (252, number(n));
                         stack.devices.insert(middle, block(&below, None));
@@ -319,7 +327,7 @@ mod tests {
             let plan = plan(&mounts, &stack);
             let device = |n: usize| mounts.iter().find(|mount| mount.mount_point == format!("/fs{n}")).unwrap().device;
             let place = |n: usize| plan.iter().position(|file_system| file_system.device == device(n));
-            // Over overlays, too.
+            // Overlays pass the relation on.
             let mut pairs = pairs;
             loop {
                 let more: Vec<_> = pairs.iter().flat_map(|(upper, middle)| {
@@ -335,7 +343,7 @@ mod tests {
                     prop_assert!(upper < lower, "{plan:?}");
                 }
             }
-            // All that count, and each once.
+            // The plan has all that count, and each once.
             let all: BTreeSet<_> = mounts.iter().filter(|mount| counts(mount)).map(|mount| mount.device).collect();
             prop_assert_eq!(plan.iter().map(|it| it.device).collect::<BTreeSet<_>>(), all);
             prop_assert_eq!(plan.len(), plan.iter().map(|it| it.device).collect::<BTreeSet<_>>().len());

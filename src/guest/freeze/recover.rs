@@ -1,5 +1,6 @@
-//! What is done in place of an agent that is gone while file systems are frozen: by `guestlet thaw`, which the service
-//! manager runs when the agent has ended, and by the guardian, a process that the agent starts for each freeze.
+//! Thaws in place of an agent that has ended while file systems are frozen. Used by `guestlet thaw`, which the
+//! service manager runs when the agent has ended, and by the guardian, a process that the agent starts for each
+//! freeze.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,35 +19,35 @@ use crate::receipt::{Caller, Receipt};
 use crate::sys::error_chain;
 use crate::sys::process_group::Group;
 
-/// How long a thaw may take before the next one who can do something about it is left to try.
+/// Time limit for the thaws; after that they are left to the next process that tries.
 const LONGEST: Duration = Duration::from_secs(30);
-/// How long a hook may take to be told of a thaw, even if others have taken all the time.
+/// Least time that a hook has for a thaw, even if others have used up all the time.
 const LEAST: Duration = Duration::from_secs(2);
 
-/// Whose marker counts.
+/// Selects the markers that are acted on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
-    /// Only one whose agent has gone.
+    /// Only a marker whose agent has ended.
     Gone,
-    /// That of the agent with this number, which is known to be gone, or to hang. The next run of the agent may have
-    /// taken the freeze over by now, and has a guardian of its own.
+    /// The marker of the agent with this process ID, which has ended or hangs. The next run of the agent may have
+    /// taken the freeze over by now; it has a guardian of its own.
     Of(u32),
 }
 
-/// What was done.
+/// Result of the recovery.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// File systems that were frozen and are not any more.
+    /// File systems that were frozen and have been thawed.
     pub thawed: Vec<String>,
-    /// What did not work.
+    /// Descriptions of the steps that failed.
     pub problems: Vec<String>,
 }
 
-/// Thaws what the marker in `folder` says is frozen, tells its hooks, and remembers what `end` it took for whoever asks
-/// for a thaw next. Nothing, if there is no such marker.
+/// Thaws what the marker in `folder` records as frozen, runs its hooks, and records the given `end` for the next
+/// client that requests a thaw. Returns none if there is no such marker.
 ///
 /// # Errors
-/// If what is mounted cannot be read.
+/// If the list of mounts cannot be read.
 pub fn recover(
     guest: &Guest,
     folder: &Path,
@@ -79,11 +80,11 @@ pub fn recover(
     }
     done.problems.extend(thaws.left.iter().map(|device| format!("{} is still thawing", name(*device))));
     let thawed = receipts::now();
-    // Nobody waits for this.
+    // No client waits for the hooks, so each has its full time.
     let all = hook_deadline * u32::try_from(hooks.len()).unwrap_or(u32::MAX);
     done.problems.extend(tell_applications(&applications, hook_deadline));
     done.problems.extend(tell_thaws(&hooks, hook_deadline, all, |_| {}));
-    // Meanwhile the next run of the agent may have begun: what it says is frozen, and why not, is its own to tell.
+    // Meanwhile the next run of the agent may have written a marker of its own, which only it may change.
     if marker.find() == found {
         let holder = found.holder().to_owned();
         let mut receipt = left_receipt(guest, &found);
@@ -104,7 +105,7 @@ pub fn recover(
     Ok(Some(done))
 }
 
-/// The receipt of a freeze as its marker has it.
+/// Returns the receipt of a freeze as recorded in its marker.
 fn left_receipt(guest: &Guest, found: &Found) -> Receipt {
     if let Found::Freeze(Freeze { receipt: Some(receipt), .. }) = found {
         return Receipt::clone(receipt);
@@ -112,11 +113,11 @@ fn left_receipt(guest: &Guest, found: &Found) -> Receipt {
     receipts::begin(&guest.root, Caller { name: found.holder().to_owned(), over: String::new() })
 }
 
-/// Thaws what the marker of the agent with the number `process` says is frozen, and leaves all else as it is: the agent
-/// has not quite ended.
+/// Thaws what the marker of the agent with the process ID `process` records as frozen, and changes nothing else,
+/// as the agent has not quite ended.
 ///
 /// # Errors
-/// If what is mounted cannot be read.
+/// If the list of mounts cannot be read.
 pub fn thaw_left(guest: &Guest, folder: &Path, process: u32) -> Result<(), Error> {
     let marker = Marker::new(folder, &guest.root);
     let found = marker.find();
@@ -142,10 +143,11 @@ fn words(end: End) -> &'static str {
     }
 }
 
-/// What a marker says is, or may be, frozen, opened; and what could not be.
+/// Opens the file systems that a marker records as frozen or about to be. Also returns descriptions of those that
+/// could not be opened.
 ///
 /// # Errors
-/// If what is mounted cannot be read.
+/// If the list of mounts cannot be read.
 pub fn marked(guest: &Guest, found: &Found) -> Result<(Vec<Arc<Target>>, Vec<String>), Error> {
     match found {
         Found::Nothing => Ok((Vec::new(), Vec::new())),
@@ -164,8 +166,8 @@ pub fn marked(guest: &Guest, found: &Found) -> Result<(Vec<Arc<Target>>, Vec<Str
     }
 }
 
-/// Tells all hooks `thaw`, the last one first, each for so long at most, and all of them for so long together; one that has no time
-/// left is told all the same. Returns what went wrong. `begin` is called before each.
+/// Runs all hooks with `thaw`, in reverse order, within the time limits for each and for all together; a hook for
+/// which no time is left is still run, for a short time. Returns what failed. `begin` is called before each.
 pub fn tell_thaws(
     hooks: &[PathBuf],
     each: Duration,
@@ -182,7 +184,8 @@ pub fn tell_thaws(
     problems
 }
 
-/// Runs the commands that tell applications of the end of a freeze, each for so long at most. Returns what went wrong.
+/// Runs the commands that notify applications of the end of a freeze, within a time limit for each. Returns what
+/// failed.
 pub fn tell_applications(applications: &[Told], each: Duration) -> Vec<String> {
     let tell = |told: &Told| Some(format!("{}: {}", told.name, tell_application(told, each).err()?));
     applications.iter().rev().filter_map(tell).collect()
@@ -191,7 +194,7 @@ pub fn tell_applications(applications: &[Told], each: Duration) -> Vec<String> {
 /// Runs a hook with `thaw`.
 ///
 /// # Errors
-/// With what went wrong, in words.
+/// A description of the failure.
 fn tell_thaw(hook: &Path, deadline: Duration) -> Result<(), String> {
     let (send, ended) = channel();
     let group = Group::start(hook, &["thaw"], None, move |end| drop(send.send(end)))

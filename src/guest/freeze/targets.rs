@@ -1,4 +1,4 @@
-//! The file systems of a freeze, opened before anything is frozen, so that the thaw needs no path; and their thaw.
+//! File systems of a freeze, opened before anything is frozen, so that the thaw needs no path; and their thaw.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -17,44 +17,44 @@ use crate::sys::mountinfo::{Mount, MountList};
 use crate::sys::process_group::thread;
 use crate::sys::root::Root;
 
-/// How long one thaw may hold up the next one.
+/// Longest time that one thaw delays the next one.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// When what does not wait is thawed again, as long as another thaw waits.
+/// Interval at which those that have already ended are thawed again, as long as another thaw waits.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Freezes that one file system may have on top of each other.
+/// Limit on the nested freezes of one file system.
 const NESTED: u32 = 1000;
-/// The boolean by which the policy of `SELinux` lets qemu-ga open what is mounted.
+/// Boolean of the `SELinux` policy that allows qemu-ga to open what is mounted.
 pub const OPEN_BOOLEAN: &str = "virt_qemu_ga_read_nonsecurity_files";
 
-/// A file system, opened.
+/// Opened file system.
 #[derive(Debug)]
 pub struct Target {
-    /// Its number.
+    /// Device number of the file system.
     pub device: Device,
-    /// Where it is mounted.
+    /// Mount point by which it was opened.
     pub mount_point: String,
     descriptor: OwnedFd,
 }
 
 impl Target {
-    /// Freezes it.
+    /// Freezes the file system.
     ///
     /// # Errors
-    /// As [`Effects::freeze`].
+    /// The errors of [`Effects::freeze`].
     pub fn freeze(&self, effects: &dyn Effects) -> io::Result<()> {
         retried(|| effects.freeze(self.descriptor.as_fd()))
     }
 
-    /// Thaws it until it is not frozen any more; says how often that was.
+    /// Thaws the file system until it is no longer frozen, and returns how many times that took.
     ///
     /// # Errors
-    /// As [`Effects::thaw`], but for those that say that it is not frozen.
+    /// The errors of [`Effects::thaw`], except for those which mean that it is not frozen.
     pub fn thaw(&self, effects: &dyn Effects) -> io::Result<u32> {
         let mut times = 0;
         while times < NESTED {
             match retried(|| effects.thaw(self.descriptor.as_fd())) {
                 Ok(()) => times += 1,
-                // Not frozen, or it cannot be.
+                // The file system is not frozen, or does not support freezing.
                 Err(error)
                     if error.raw_os_error() == Some(Errno::EINVAL as i32)
                         || error.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) =>
@@ -67,7 +67,7 @@ impl Target {
         Ok(times)
     }
 
-    /// As the marker names it.
+    /// Returns the entry for the marker.
     pub fn marked(&self) -> Frozen {
         Frozen { device: self.device, mount_point: self.mount_point.clone() }
     }
@@ -82,7 +82,7 @@ fn retried(mut work: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// What is mounted.
+/// Returns all mounts.
 ///
 /// # Errors
 /// If the kernel's list cannot be read.
@@ -90,11 +90,11 @@ pub fn mounts(root: &Root) -> Result<Vec<Mount>, Error> {
     MountList::open(root).and_then(|list| list.read()).map_err(Error::Mounts)
 }
 
-/// Those of the mounted file systems that `which` names by a mount point, in the order in which they are frozen; without
-/// it, all.
+/// Returns the mounted file systems that `which` names by mount points, or all, in the order in which they are
+/// frozen.
 ///
 /// # Errors
-/// If what is named is no mount point, or the kernel's list cannot be read.
+/// If a name is not a mount point, or the kernel's list cannot be read.
 pub fn selected(root: &Root, which: Option<&[String]>) -> Result<Vec<FileSystem>, Error> {
     let mounts = mounts(root)?;
     let mut stack =
@@ -111,8 +111,8 @@ pub fn selected(root: &Root, which: Option<&[String]>) -> Result<Vec<FileSystem>
             if found.peek().is_none() {
                 return Err(Error::NotMounted(name.chars().take(256).collect()));
             }
-            // The last one mounted there hides the others; but what is no text has no name of its own, and several
-            // places may have been listed by this one.
+            // The last mount at a mount point hides the others. But several mount points that are not valid UTF-8
+            // may be listed under the same name.
             let most = if point.contains(char::REPLACEMENT_CHARACTER) { usize::MAX } else { 1 };
             devices.extend(found.take(most).map(|mount| mount.device));
         }
@@ -121,7 +121,8 @@ pub fn selected(root: &Root, which: Option<&[String]>) -> Result<Vec<FileSystem>
     Ok(all)
 }
 
-/// Opens them. One that other mounts hide everywhere is left out, which the log tells: no path leads there.
+/// Opens the file systems. One that is hidden by other mounts everywhere is left out, with a log message, as no
+/// path leads to it.
 ///
 /// # Errors
 /// If one cannot be opened for another reason.
@@ -158,7 +159,7 @@ fn open_one(effects: &dyn Effects, file_system: &FileSystem) -> io::Result<Targe
                     descriptor,
                 });
             }
-            // Neither a folder nor a plain file; there may be a better place.
+            // Neither a directory nor a regular file; another mount of it may be usable.
             Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {}
             Err(error) => failure = error,
         }
@@ -166,11 +167,11 @@ fn open_one(effects: &dyn Effects, file_system: &FileSystem) -> io::Result<Targe
     Err(failure)
 }
 
-/// Opens what a marker names, wherever it is mounted now; what is not mounted any more cannot be frozen. The second
-/// part says what could not be opened.
+/// Opens the file systems that a marker names, wherever they are mounted now. One that is no longer mounted cannot
+/// be frozen. The second part describes what could not be opened.
 ///
 /// # Errors
-/// If what is mounted cannot be read.
+/// If the list of mounts cannot be read.
 pub fn open_marked(
     root: &Root,
     effects: &dyn Effects,
@@ -193,19 +194,19 @@ pub fn open_marked(
     Ok((targets, problems))
 }
 
-/// Thaws that were begun.
+/// Thaws that have been started.
 #[derive(Debug)]
 pub struct Thaws {
     sender: Sender<(Device, io::Result<u32>)>,
     results: Receiver<(Device, io::Result<u32>)>,
-    /// Those that have ended: how often each was thawed, or why it was not.
+    /// Finished thaws: how many times each file system was thawed, or the error.
     pub ended: Vec<(Device, io::Result<u32>)>,
-    /// Those that have not.
+    /// File systems whose thaw has not finished.
     pub left: Vec<Device>,
 }
 
 impl Thaws {
-    /// Thaws the last one first. One that takes long holds up the others for a moment only.
+    /// Starts the thaws, the last file system first. A slow one delays the others only briefly.
     pub fn begin(effects: &Arc<dyn Effects>, targets: &[Arc<Target>]) -> Self {
         let (sender, results) = channel();
         let mut thaws = Self { sender, results, ended: Vec::new(), left: Vec::new() };
@@ -221,24 +222,25 @@ impl Thaws {
             self.left.push(target.device);
             let (work, on_thread, sender) = (Arc::clone(target), Arc::clone(effects), self.sender.clone());
             let begun = thread("thaw", move || {
-                // Who waited may have gone.
+                // The receiver may no longer exist.
                 let _ = sender.send((work.device, work.thaw(&*on_thread)));
             });
             match begun {
                 Ok(()) => self.wait_for(|thaws| !thaws.left.contains(&target.device), PATIENCE),
-                // Without a thread it is done here, however long that takes.
+                // Without a thread the thaw runs here, however long that takes.
                 Err(_) => self.note(target.device, target.thaw(&**effects)),
             }
         }
     }
 
-    /// Waits until all have ended, or for the time that is given.
+    /// Waits until all have finished, or until the time is up.
     pub fn finish(&mut self, longest: Duration) {
         self.wait_for(|thaws| thaws.left.is_empty(), longest);
     }
 
-    /// The same in place of an agent that was killed, or hangs, while it froze. What it had not quite frozen is frozen only
-    /// now, and keeps waiting the thaw of what is on it: it is thawed again.
+    /// Waits in place of an agent that was killed, or hangs, while it froze. A file system that was not quite
+    /// frozen may become frozen only now, and would block the thaw of those stored on it: those that have finished
+    /// are thawed again.
     pub fn finish_again(&mut self, effects: &Arc<dyn Effects>, targets: &[Arc<Target>], longest: Duration) {
         let deadline = Instant::now() + longest;
         loop {

@@ -1,52 +1,52 @@
-//! Reads entries in the journal export format of systemd: lines `KEY=VALUE`, or a key, a length and so many bytes; an empty line
-//! ends an entry. Fields that nobody asked for are passed over, however long they are. Pure.
+//! Parser of the journal export format of systemd: a field is a line `KEY=VALUE`, or a key, a length and that many
+//! bytes; an empty line ends an entry. Fields that are not needed are skipped, however long they are. Pure.
 
 use std::time::{Duration, SystemTime};
 
-/// Bytes of a message that are kept.
+/// Maximum number of bytes of a message that are kept.
 pub const MOST_MESSAGE: usize = 16 << 10;
-/// The same of every other field, and of keys.
+/// Maximum number of bytes of a key, and of any other field, that are kept.
 const MOST_FIELD: usize = 512;
 
-/// An entry.
+/// Entry of the journal.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it is in the journal.
+    /// Position of the entry in the journal.
     pub cursor: String,
-    /// When it was written, by the guest's clock.
+    /// Time when the entry was written, by the guest's clock.
     pub time: Option<SystemTime>,
-    /// Of what calls itself so.
+    /// Name that the program gives itself (`SYSLOG_IDENTIFIER`).
     pub identifier: String,
-    /// The program's name for the kernel.
+    /// Kernel's name of the program (`_COMM`).
     pub command: String,
-    /// Of which process.
+    /// PID of the process that logged the entry.
     pub process_id: u32,
-    /// Of which unit.
+    /// Unit of that process; for messages of systemd, the unit that they are about.
     pub unit: String,
-    /// From 0 to 7.
+    /// Priority from 0 (emergency) to 7 (debug).
     pub priority: Option<u8>,
-    /// The beginning of what it says; what is no UTF-8 is replaced.
+    /// Beginning of the message; bytes that are not UTF-8 are replaced.
     pub message: String,
-    /// How many more bytes that has.
+    /// Bytes of the message that were left out.
     pub left_out: u64,
 }
 
-/// What comes next.
+/// Element of the format that is expected next.
 #[derive(Debug)]
 enum State {
-    /// A key, or the end of an entry.
+    /// Key, or the end of an entry.
     Key,
-    /// The value of the key that was read, up to the end of the line.
+    /// Value of the key that was read, up to the end of the line.
     Line,
-    /// The bytes of a length.
+    /// Bytes of a length.
     Length([u8; 8], usize),
-    /// So many bytes of a value.
+    /// Rest of a value, of this length in bytes.
     Bytes(u64),
-    /// The end of the line after them.
+    /// End of the line after a value with a length.
     After,
 }
 
-/// Reads entries piece by piece.
+/// Parser that reads entries piece by piece.
 #[derive(Debug)]
 pub struct Reader {
     state: State,
@@ -54,12 +54,12 @@ pub struct Reader {
     value: Vec<u8>,
     beyond: u64,
     entry: Entry,
-    /// The unit that it says it is about.
+    /// Unit that the entry says it is about (`UNIT`).
     about: String,
     has_fields: bool,
 }
 
-/// What is read is not in this format.
+/// Error: the input is not in the journal export format.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the output of journalctl is not in the journal export format")]
 pub struct Malformed;
@@ -79,7 +79,8 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// Reads from `bytes` up to the end of an entry, which is returned with how many bytes that took; or all of them.
+    /// Parses `bytes` up to the end of an entry. Returns how many bytes that took, with the entry; or all of them,
+    /// without one.
     ///
     /// # Errors
     /// If they are not in this format.
@@ -93,7 +94,8 @@ impl Reader {
                         b'\n' if self.key.is_empty() => {
                             let about = std::mem::take(&mut self.about);
                             if std::mem::take(&mut self.has_fields) {
-                                // What systemd says about a unit; anybody else may say that it is another.
+                                // Only systemd (PID 1) is trusted to say which unit a message is about:
+                                // any process can set this field.
                                 if self.entry.process_id == 1 && !about.is_empty() {
                                     self.entry.unit = about;
                                 }
@@ -147,7 +149,7 @@ impl Reader {
         Ok((at, None))
     }
 
-    /// Keeps the beginning of a value.
+    /// Adds bytes to the value, up to the maximum that is kept.
     fn take(&mut self, bytes: &[u8]) {
         let most = if self.key == b"MESSAGE" { MOST_MESSAGE } else { MOST_FIELD };
         let kept = bytes.len().min(most - self.value.len());
@@ -160,7 +162,7 @@ impl Reader {
         let text = || String::from_utf8_lossy(&self.value).into_owned();
         let number = || std::str::from_utf8(&self.value).ok().and_then(|text| text.parse::<u64>().ok());
         match self.key.as_slice() {
-            // One that was cut would lead nowhere.
+            // A cursor that was cut is useless.
             b"__CURSOR" if self.beyond == 0 => entry.cursor = text(),
             b"__REALTIME_TIMESTAMP" => {
                 entry.time = number().and_then(|microseconds| {

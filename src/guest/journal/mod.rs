@@ -1,9 +1,9 @@
-//! Reads the systemd journal, by journalctl: from a place in it that an earlier answer named, so that nothing is left out or read
-//! twice. Nothing is kept between calls.
+//! Reader of the systemd journal, through journalctl: it continues from a position that an earlier answer has
+//! returned, so that nothing is left out or read twice. Nothing is kept between calls.
 //!
 //! ```text
 //! question, place ──▶ journalctl --output=export ──▶ export::Reader ──▶ entries, the next place
-//!                       └─ waits with --follow, for as long as it is wanted
+//!                       └─ waits with --follow, for as long as requested
 //! ```
 
 mod export;
@@ -17,104 +17,106 @@ pub use export::Entry;
 
 use crate::sys::program::{self, Reading};
 
-/// The program.
+/// Program that reads the journal.
 const JOURNALCTL: &str = "/usr/bin/journalctl";
-/// Most entries of an answer.
+/// Maximum number of entries of an answer.
 const MOST_ENTRIES: usize = 1000;
-/// Bytes after which an answer has no further entry: with the last one it is still within what host halves take.
+/// Number of bytes after which an answer gets no further entry. Together with the last entry it is still within
+/// the limit of host halves.
 const MOST_BYTES: usize = 96 << 10;
-/// Most units of a question, and bytes of each.
+/// Maximum number of units of a question, and of bytes of each.
 const MOST_UNITS: usize = 16;
 const MOST_UNIT: usize = 256;
-/// Bytes of a cursor.
+/// Maximum length of a cursor in bytes.
 const MOST_CURSOR: usize = 512;
-/// Most entries that journalctl can be asked for.
+/// Maximum number of entries that journalctl accepts for `--lines`.
 const MOST_LINES: u32 = i32::MAX as u32;
-/// How long may be looked for entries.
+/// Timeout for finding entries when not waiting for new ones.
 const LOOK: Duration = Duration::from_secs(30);
-/// What is written together is read together: so long after an entry that was waited for.
+/// Time for which reading continues after a new entry has arrived, so that entries written together are returned
+/// together.
 const TOGETHER: Duration = Duration::from_millis(50);
-/// How long at most may be waited.
+/// Longest wait for new entries that a question may ask for.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(20);
-/// The fields that are read, where journalctl can leave out others.
+/// Option that limits the output to these fields, for versions of journalctl that support it.
 const FIELDS: &str = "--output-fields=MESSAGE,PRIORITY,SYSLOG_IDENTIFIER,_COMM,_PID,_SYSTEMD_UNIT,UNIT";
 
-/// What to read.
+/// Selection of the entries to read.
 #[derive(Debug, Clone, Default)]
 pub struct Question {
-    /// Only of these units.
+    /// Units to select; all if empty.
     pub units: Vec<String>,
-    /// Only after this place.
+    /// Position to continue from; empty to begin.
     pub cursor: String,
-    /// Only from then on.
+    /// Earliest time of the entries.
     pub since: Option<SystemTime>,
-    /// Only so many of the newest.
+    /// Maximum number of entries: only the newest ones are returned.
     pub last: Option<u32>,
-    /// Only so urgent ones.
+    /// Least urgent priority to select, from 0 to 7.
     pub priority: Option<u32>,
-    /// How long to wait for an entry.
+    /// Time to wait for an entry if none is present; zero to return at once.
     pub wait: Duration,
 }
 
-/// What was read.
+/// Result of a read.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// The oldest first.
+    /// Entries, the oldest first.
     pub entries: Vec<Entry>,
-    /// Where to go on; empty if there are no entries at all.
+    /// Position to continue from; empty if the journal has no entries at all.
     pub cursor: String,
-    /// There are more already.
+    /// True if the journal already has more entries.
     pub has_more: bool,
-    /// The entry of the question's place is gone.
+    /// True if the journal no longer has the entry that the question continues from, so that others may be missing.
     pub has_gap: bool,
 }
 
-/// Why nothing was read.
+/// Reason why nothing was read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A unit that cannot be one.
+    /// The name of a unit is malformed.
     #[error("{0:?} is not the name of a unit: use letters, digits and :-_.\\@")]
     Unit(String),
-    /// Too many of them.
+    /// The question has too many units.
     #[error("{0} units are given; at most {MOST_UNITS} are allowed")]
     Units(usize),
-    /// A cursor that no answer has had.
+    /// The cursor is malformed: no answer has returned it.
     #[error("the cursor is not one that ReadJournal returned")]
     Cursor,
-    /// A priority that there is not.
+    /// The priority is above 7.
     #[error("{0} is not a priority: use 0 to 7")]
     Priority(u32),
-    /// A time that cannot be said.
+    /// The time is before 1970, which journalctl does not accept.
     #[error("the time is before 1970")]
     Since,
-    /// No systemd.
+    /// The guest has no journalctl, and so no journal.
     #[error("the guest has no {JOURNALCTL}: its logs are not in a systemd journal")]
     Missing,
-    /// Nothing was found in time.
+    /// No entry was found before the timeout.
     #[error("no entry was found within {} s: ask for a shorter time, or for other units", LOOK.as_secs())]
     Slow,
-    /// journalctl failed.
+    /// journalctl could not be started, or failed.
     #[error(transparent)]
     Program(#[from] program::Error),
-    /// It writes something else.
+    /// The output of journalctl is not in the export format.
     #[error(transparent)]
     Malformed(#[from] export::Malformed),
-    /// Its output cannot be read.
+    /// The output of journalctl cannot be read.
     #[error("cannot read the output of journalctl")]
     Read(#[source] std::io::Error),
 }
 
-/// A place in the journal.
+/// Position in the journal.
 #[derive(Debug, PartialEq, Eq)]
 enum Place<'a> {
-    /// After an entry that the question is about.
+    /// Position after an entry that matches the question.
     Entry(&'a str),
-    /// After an entry of any kind, which the question may pass over.
+    /// Position after an entry of any kind, which need not match the question.
     Any(&'a str),
 }
 
 impl<'a> Place<'a> {
-    /// As the answer said it.
+    /// Parses a position in the form that an answer returns.
     fn parse(text: &'a str) -> Result<Self, Error> {
         let (kind, cursor) = text.split_at_checked(1).ok_or(Error::Cursor)?;
         let is_sound = (1..=MOST_CURSOR).contains(&cursor.len())
@@ -133,7 +135,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The arguments that say which entries are meant.
+/// Returns the arguments of journalctl that select entries.
 fn matches(question: &Question) -> Result<Vec<String>, Error> {
     if question.units.len() > MOST_UNITS {
         return Err(Error::Units(question.units.len()));
@@ -155,21 +157,22 @@ fn matches(question: &Question) -> Result<Vec<String>, Error> {
     Ok(arguments)
 }
 
-/// Reads what there is, or waits for something.
+/// Reads the entries that match, or waits for one if none does yet.
 ///
 /// # Errors
-/// If the question is wrong, or the journal cannot be read.
+/// If the question is invalid, or the journal cannot be read.
 pub async fn read(question: &Question) -> Result<Answer, Error> {
     let matches = matches(question)?;
     if question.cursor.is_empty() { begin(question, matches).await } else { go_on(question, matches).await }
 }
 
-/// Reads what comes after the place of the question.
+/// Reads the entries after the position of the question.
 async fn go_on(question: &Question, mut arguments: Vec<String>) -> Result<Answer, Error> {
     let place = Place::parse(&question.cursor)?;
     arguments.push(format!("--cursor={}", place.cursor()));
     let mut answer = collect(arguments, Some(&place), question.wait).await?;
-    // A journal that was put back to what it was earlier has nothing after the place until it is past it.
+    // A journal that was restored from a backup has no entries after the position until it has grown past it. So check
+    // that the entry at the position still exists.
     let is_unsure = answer.entries.is_empty() || matches!(place, Place::Any(_));
     if is_unsure && !is_there(&place).await? {
         answer.has_gap = true;
@@ -183,30 +186,32 @@ async fn go_on(question: &Question, mut arguments: Vec<String>) -> Result<Answer
     Ok(answer)
 }
 
-/// Whether the journal has the entry of this place.
+/// Returns whether the journal still has the entry at this position.
 async fn is_there(place: &Place<'_>) -> Result<bool, Error> {
     let arguments = vec![format!("--cursor={}", place.cursor()), "--lines=1".to_owned()];
     let first = collect(arguments, None, Duration::ZERO).await?.entries.pop();
     Ok(first.is_some_and(|entry| is_same(&entry.cursor, place.cursor())))
 }
 
-/// Whether two cursors are of one entry. Where it stands in which file, which they begin with, changes when journald moves its journal
-/// from memory to the disk.
+/// Returns whether two cursors denote the same entry. The part before the boot ID names the file and the position
+/// in it: that changes when journald moves its journal from memory to the disk, so it is not compared.
 fn is_same(one: &str, other: &str) -> bool {
     let [one, other] = [one, other].map(|cursor| cursor.split_once(";b=").map_or(cursor, |(_, rest)| rest));
     one == other
 }
 
-/// Reads what is asked for without a place.
+/// Answers a question without a position.
 async fn begin(question: &Question, mut arguments: Vec<String>) -> Result<Answer, Error> {
-    // An answer without entries has a place, too: without one, what comes next could not be told from what was there.
+    // Taken first, so that an answer without entries has a position as well: without one, the next call could not tell
+    // new entries from those that were present.
     let end = end().await?;
     if question.last == Some(0) {
         return Ok(Answer { cursor: end, ..Answer::default() });
     }
     if let Some(since) = question.since {
         let since = since.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| Error::Since)?;
-        // journalctl before 254 takes the oldest entries since then, where both are said: the others are left out below.
+        // Given both options, journalctl before 254 returns the oldest entries since that time. So pass only one here, and
+        // drop the older entries below.
         if question.last.is_none() {
             arguments.push(format!("--since=@{}.{:06}", since.as_secs(), since.subsec_micros()));
         }
@@ -225,13 +230,14 @@ async fn begin(question: &Question, mut arguments: Vec<String>) -> Result<Answer
     Ok(answer)
 }
 
-/// The place of the newest entry of all, whatever that is about; empty if there is none.
+/// Returns the position of the newest entry of any unit; empty if the journal has no entries.
 async fn end() -> Result<String, Error> {
     let newest = collect(vec!["--lines=1".to_owned()], None, Duration::ZERO).await?.entries.pop();
     Ok(newest.map(|entry| format!("~{}", entry.cursor)).unwrap_or_default())
 }
 
-/// Runs journalctl until it ends, has said enough, or the time is over; so long it waits for an entry, if there is none.
+/// Runs journalctl until it ends, has returned enough entries, or the time is over. Without matching entries it
+/// waits for one, for up to `wait`.
 async fn collect(arguments: Vec<String>, place: Option<&Place<'_>>, wait: Duration) -> Result<Answer, Error> {
     let follows = !wait.is_zero();
     let limit = if follows { wait.min(LONGEST_WAIT) } else { LOOK };
@@ -253,7 +259,7 @@ async fn collect(arguments: Vec<String>, place: Option<&Place<'_>>, wait: Durati
     loop {
         let read = match tokio::time::timeout_at(until, reading.output.read(&mut buffer)).await {
             Ok(read) => read.map_err(Error::Read)?,
-            // The time is over. What follows goes on in the next call.
+            // Timeout: the next call continues from the last entry.
             Err(_) if follows || !answer.entries.is_empty() => {
                 answer.has_more = !follows;
                 return Ok(answer);
@@ -290,11 +296,12 @@ async fn collect(arguments: Vec<String>, place: Option<&Place<'_>>, wait: Durati
     }
 }
 
-/// journalctl has ended by itself.
+/// Returns the answer after journalctl has ended by itself.
 async fn ended(reading: Reading, answer: Answer, follows: bool) -> Result<Answer, Error> {
     reading.end(JOURNALCTL).await?;
     if follows && answer.entries.is_empty() {
-        // It does so when its journal is taken away; who follows asks again.
+        // journalctl ends by itself when its journal is deleted. The client will ask again: do not let it do so in a tight
+        // loop.
         tokio::time::sleep(TOGETHER).await;
     }
     Ok(answer)
@@ -324,7 +331,7 @@ mod tests {
     fn units_are_no_options() {
         let of = |unit: &str| matches(&Question { units: vec![unit.to_owned()], ..Question::default() });
         assert_eq!(of("ssh.service").unwrap(), ["--unit=ssh.service"]);
-        // journalctl looks only once which units a pattern means: what others log later would be left out.
+        // Patterns are refused: journalctl resolves one only once, so that entries of units added later would be missed.
         for wrong in ["", "getty@*", "a b", "a\0", "a/b"] {
             assert!(of(wrong).is_err(), "{wrong:?}");
         }

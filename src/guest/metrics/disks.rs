@@ -1,16 +1,17 @@
-//! What disks have read and written; partitions and what is made of disks are left out.
+//! Bytes and requests read and written by disks; partitions and virtual devices such as LVM volumes are left out.
 
 use crate::guest::disks::identity::{Serial, Source};
 use crate::guest::metrics::{Things, put, whole};
 use crate::metrics::table;
 use crate::sys::diskstats;
 
-/// Bytes of a sector, whatever the disk's are.
+/// Unit of /proc/diskstats in bytes, whatever the sector size of the disk.
 const SECTOR: u64 = 512;
-/// Most disks that are looked at.
+/// Maximum number of disks that are reported.
 const MOST: usize = 32;
 
-/// Of each disk of /proc/diskstats, those first that have done most; with its serial number, where that is known.
+/// Returns the samples of each disk in /proc/diskstats, the busiest first, with its serial number where that is
+/// known.
 pub(super) fn samples(
     file: &str,
     is_disk: impl Fn(&str) -> bool,
@@ -46,7 +47,8 @@ pub(super) fn samples(
     disks.into_iter().map(disk).collect()
 }
 
-/// The serial number as its hypervisor has it: QEMU's SCSI disks show the beginning of a long one in one place, and all of it in another.
+/// Returns the serial number as the hypervisor knows it: QEMU's SCSI disks show the beginning of a long one in one
+/// place, and all of it in another.
 pub(super) fn serial(serials: &[Serial]) -> Option<String> {
     let first = serials.first()?;
     let is_whole = |other: &&Serial| other.source == Source::Page83 && other.value.starts_with(&first.value);

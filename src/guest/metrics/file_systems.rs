@@ -1,7 +1,8 @@
-//! How full file systems are, which of them cannot be written to, and in which the kernel has found errors.
+//! Usage of file systems, whether they are read-only, and whether the kernel has found errors in them.
 //!
-//! statvfs(3) hangs for as long as a server or a disk does not answer, and nothing stops it. So each file system is asked by itself and
-//! waited for until a deadline; one that still hangs is not asked again before it has answered; and only so many are asked at a time.
+//! statvfs(3) hangs for as long as a server or a disk does not answer, and cannot be interrupted. So each file
+//! system is queried separately, with a common deadline; one that still hangs is not queried again before it has
+//! answered; and only a few are queried at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,47 +20,48 @@ use crate::sys::mountinfo::{self, Mount};
 use crate::sys::root::Root;
 use crate::sys::usage::{Usage, usage};
 
-/// How long all of them may take together.
+/// Deadline for all file systems together.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// How many that are on disks are asked at a time, hanging ones included, and how many others.
+/// Number of file systems that are queried at a time, hanging ones included: on disks, and on servers.
 const ON_DISKS: usize = 2;
 const ON_SERVERS: usize = 4;
-/// Most that are asked.
+/// Maximum number of file systems that are queried.
 const MOST: usize = 128;
-/// Most bytes of the list of mounts.
+/// Maximum size of the list of mounts in bytes.
 const MOST_BYTES: u64 = 8 << 20;
 
-/// Kinds without a block device that hold what somebody has written: those of servers, and those over several devices.
+/// Types without a block device that hold data: those of servers, and those that span several devices.
 const WITHOUT_DEVICE: [&str; 12] =
     ["9p", "bcachefs", "beegfs", "btrfs", "ceph", "cifs", "gpfs", "lustre", "nfs", "nfs4", "virtiofs", "zfs"];
-/// Of those, the ones that are on disks of this machine.
+/// Types among `WITHOUT_DEVICE` that are on disks of this machine.
 const ON_DISKS_OF_THIS: [&str; 3] = ["bcachefs", "btrfs", "zfs"];
-/// Kinds with a block device that are always full.
+/// Types with a block device that are always full.
 const ALWAYS_FULL: [&str; 4] = ["erofs", "iso9660", "squashfs", "udf"];
 
-/// Options of a file system that cannot be written to. The latter are what later kernels show of an ext4 with errors.
+/// Mount options of a file system that cannot be written to. Later kernels show the last two for an ext4 with
+/// errors.
 const READ_ONLY: [&str; 3] = ["ro", "emergency_ro", "shutdown"];
 
-/// A file system that is to be asked.
+/// File system to query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::guest) struct Probed {
-    /// The number of its mount, which is one of those that it may have.
+    /// Mount ID of the selected mount; the file system may have others.
     pub(in crate::guest) id: u64,
-    /// Major and minor number, as long as it is mounted anywhere.
+    /// Major and minor device number, which stay the same as long as the file system is mounted anywhere.
     pub(in crate::guest) device: (u32, u32),
     path: PathBuf,
     pub(in crate::guest) mount_point: String,
-    /// Such as `/dev/vda1`.
+    /// Source of the mount, such as `/dev/vda1`.
     pub(in crate::guest) source: String,
     pub(in crate::guest) kind: String,
     pub(in crate::guest) is_read_only: bool,
     is_on_disks: bool,
-    /// Errors that are written in it.
+    /// Number of errors that are recorded in the file system.
     errors: Option<u64>,
 }
 
 impl Probed {
-    /// Whether it is on disks of this guest, and not on a server.
+    /// Returns whether the file system is on disks of this guest, and not on a server.
     pub(in crate::guest) fn is_on_disks(&self) -> bool {
         self.is_on_disks
     }
@@ -67,7 +69,7 @@ impl Probed {
 
 #[cfg(test)]
 impl Probed {
-    /// One on a disk.
+    /// Creates a file system on a disk, for tests.
     pub(in crate::guest) fn for_tests(id: u64) -> Self {
         Self {
             id,
@@ -83,7 +85,7 @@ impl Probed {
     }
 }
 
-/// The file systems that are mounted, each once, those on disks first.
+/// Returns the mounted file systems, each once, those on disks first.
 ///
 /// # Errors
 /// If the list of mounts cannot be read, or is longer than 8 MiB.
@@ -104,10 +106,10 @@ fn errors(root: &Root, (major, minor): (u32, u32)) -> Option<u64> {
     root.line(&format!("/sys/fs/ext4/{name}/errors_count")).parse().ok()
 }
 
-/// Of all mounts those of file systems that hold something, each file system once: where its root is mounted, if it is, and then where
-/// the name is shortest.
+/// Selects the mounts of file systems that hold data, one for each file system: a mount of its root directory if
+/// there is one, and of several the one with the shortest mount point.
 fn chosen(mounts: Vec<Mount>) -> Vec<(Mount, Probed)> {
-    // What is mounted over another one hides it.
+    // A later mount at the same mount point hides the earlier one.
     let mut by_place: BTreeMap<PathBuf, Mount> = BTreeMap::new();
     for mount in mounts {
         by_place.insert(mount.path.clone(), mount);
@@ -139,18 +141,18 @@ fn chosen(mounts: Vec<Mount>) -> Vec<(Mount, Probed)> {
 
 fn holds_something(mount: &Mount) -> bool {
     let kind = mount.kind.as_str();
-    // A file is mounted, such as those of containers, and no directory.
+    // Container runtimes mount single files over those of /proc and /sys: these are no file systems to report.
     let is_virtual = mount.mount_point.starts_with("/proc/") || mount.mount_point.starts_with("/sys/");
     let has_device = mount.device.0 != 0 && !ALWAYS_FULL.contains(&kind);
     !is_virtual && (has_device || WITHOUT_DEVICE.contains(&kind) || kind.starts_with("fuse."))
 }
 
-/// Asks file systems, and remembers which of them do not answer.
+/// Queries file systems, and remembers which of them do not answer.
 #[derive(Debug)]
 pub(in crate::guest) struct Prober {
     on_disks: Arc<Semaphore>,
     on_servers: Arc<Semaphore>,
-    /// Those that are being asked, by the numbers of their mounts.
+    /// Mount IDs of the file systems that are being queried.
     asked: Arc<Mutex<BTreeSet<u64>>>,
 }
 
@@ -161,7 +163,7 @@ impl Default for Prober {
     }
 }
 
-/// A mount is being asked until this is dropped.
+/// Marks a mount as being queried until this is dropped.
 struct Asked(Arc<Mutex<BTreeSet<u64>>>, u64);
 
 impl Drop for Asked {
@@ -171,7 +173,8 @@ impl Drop for Asked {
 }
 
 impl Prober {
-    /// Series of each that answers, those first that are fullest; and how many do not.
+    /// Returns the series of each file system that answers, the fullest first, and the number of those that do not
+    /// answer.
     pub(super) async fn measure(&self, root: &Root, mounts: Vec<Probed>) -> (Things, u64) {
         self.measure_with(mounts, DEADLINE, usage, root).await
     }
@@ -190,12 +193,12 @@ impl Prober {
         (full.into_iter().map(|(_, series)| series).collect(), unresponsive)
     }
 
-    /// What each says that answers.
+    /// Returns the usage of each file system that answers before the deadline.
     pub(in crate::guest) async fn usages(&self, root: &Root, mounts: Vec<Probed>) -> Vec<(Probed, Usage)> {
         self.ask_all(mounts, DEADLINE, usage, root).await.0
     }
 
-    /// What each says that answers and has a size, and how many do not answer.
+    /// Returns the usage of each file system that answers and has a size, and the number of those that do not answer.
     async fn ask_all(
         &self,
         mounts: Vec<Probed>,
@@ -216,9 +219,9 @@ impl Prober {
         for (probed, answer) in futures_util::future::join_all(all).await {
             match answer {
                 None => unresponsive += 1,
-                // It was unmounted meanwhile, or cannot be reached.
+                // It was unmounted in the meantime, or cannot be reached.
                 Some(Err(_)) => {}
-                // It has no size.
+                // A pseudo file system without a size.
                 Some(Ok(usage)) if usage.total_privileged == 0 => {}
                 Some(Ok(usage)) => answers.push((probed, usage)),
             }
@@ -226,7 +229,8 @@ impl Prober {
         (answers, unresponsive)
     }
 
-    /// What one says; none if it still hangs since it was asked before. Waits for its turn.
+    /// Queries one file system; returns `None` if an earlier query of it still hangs. Waits until one of the slots is
+    /// free.
     async fn ask(
         &self,
         probed: &Probed,
@@ -241,7 +245,7 @@ impl Prober {
             return None;
         }
         let asked = Asked(Arc::clone(&self.asked), probed.id);
-        // Both are held until it has answered, whether or not somebody still waits.
+        // The slot and the mark are held until the file system has answered, even if the caller has timed out.
         let answer = blocking::attempt(move || {
             let answer = ask();
             drop((asked, turn));
@@ -251,7 +255,7 @@ impl Prober {
     }
 }
 
-/// What of it is free, of 1.
+/// Returns the free fraction of the file system, from 0 to 1: of its bytes or of its inodes, whichever is less.
 pub(in crate::guest) fn free(usage: &Usage) -> f64 {
     let of = |free: u64, all: u64| if all == 0 { 1.0 } else { whole(free) / whole(all) };
     of(usage.available, usage.total).min(of(usage.inodes_free, usage.inodes))
@@ -341,7 +345,7 @@ mod tests {
         Usage { used: 50, total: 100, total_privileged: 110, available, inodes: 0, inodes_free: 0 }
     }
 
-    /// One that hangs costs the deadline once, and is not asked again until it has answered.
+    /// A file system that hangs costs the deadline once, and is not queried again until it has answered.
     #[tokio::test]
     async fn one_that_hangs_costs_a_deadline_and_no_thread_more() {
         let prober = Prober::default();
@@ -383,7 +387,7 @@ mod tests {
         assert_eq!((series.len(), unresponsive), (3, 0));
     }
 
-    /// However many hang, those on disks are told.
+    /// However many network file systems hang, those on disks are still reported.
     #[tokio::test]
     async fn many_that_hang_take_no_more_threads_than_they_may() {
         let prober = Prober::default();

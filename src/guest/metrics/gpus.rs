@@ -1,6 +1,7 @@
-//! GPUs, as far as their drivers tell of them in sysfs: amdgpu, i915 and xe. NVIDIA's driver tells nothing there.
+//! GPUs, as far as their drivers report in sysfs: amdgpu, i915 and xe. NVIDIA's driver reports nothing there.
 //!
-//! A GPU that has suspended itself is woken by whoever reads most of these files, so that none of them is read then.
+//! Reading most of these files wakes a GPU that has suspended itself, so none of them is read while it is
+//! suspended.
 
 use crate::guest::metrics::{Things, flag, put, whole};
 use crate::metrics::{Family, Sample, table};
@@ -8,16 +9,16 @@ use crate::sys::root::Root;
 
 const CARDS: &str = "/sys/class/drm";
 const DRIVERS: [&str; 3] = ["amdgpu", "i915", "xe"];
-/// Most GPUs, and most parts of one (graphics and media each, of up to two tiles).
+/// Maximum number of GPUs, and of parts of one (graphics and media each, of up to two tiles).
 const MOST: usize = 16;
 const MOST_PARTS: usize = 4;
-/// Longer than any number.
+/// Maximum number of bytes read from a file: more than any number has.
 const MOST_BYTES: u64 = 32;
-/// No GPU has more bytes of memory, nor has been idle for more milliseconds, some hundred years.
+/// Upper bounds of plausible values: bytes of memory, and milliseconds of idle time (some hundred years).
 const MOST_MEMORY: u64 = 1 << 50;
 const MOST_IDLE: u64 = 1 << 42;
 
-/// Of each GPU whose driver tells something.
+/// Returns the samples of each GPU whose driver reports any.
 pub(super) fn samples(root: &Root) -> Things {
     let all = std::fs::read_dir(root.path(CARDS)).into_iter().flatten().flatten();
     let numbers =
@@ -28,12 +29,13 @@ pub(super) fn samples(root: &Root) -> Things {
     cards.filter(|samples| !samples.is_empty()).collect()
 }
 
-/// Whether a device has suspended itself, or is about to.
+/// Returns whether a device has suspended itself, or is about to.
 pub(super) fn sleeps(root: &Root, device: &str) -> bool {
     status(root, device).starts_with("suspend")
 }
 
-/// `active`, `suspended`, `suspending`, `resuming`, `error`, `unsupported`; empty if it cannot be read.
+/// Returns the runtime power status: `active`, `suspended`, `suspending`, `resuming`, `error`, `unsupported`;
+/// empty if it cannot be read.
 fn status(root: &Root, device: &str) -> String {
     root.line(&format!("{device}/power/runtime_status"))
 }
@@ -47,7 +49,7 @@ fn card(root: &Root, name: &str) -> Option<Vec<Sample>> {
     let is_awake = match status(root, &device).as_str() {
         "active" | "unsupported" => true,
         "suspended" | "suspending" => false,
-        // It is not known whether it would be woken.
+        // In any other state reading might wake the GPU.
         _ => return None,
     };
     put(&mut samples, &table::GPU_SUSPENDED, &[name, driver], flag(!is_awake));
@@ -57,13 +59,13 @@ fn card(root: &Root, name: &str) -> Option<Vec<Sample>> {
         "i915" => {
             let before = [format!("{directory}/power/rc6_residency_ms")];
             let parts = (0..MOST_PARTS).map(|part| format!("{directory}/gt/gt{part}/rc6_residency_ms"));
-            // Before Linux 5.18 there was one file for all parts.
+            // Before Linux 5.18 there was one file for all parts together.
             if !idle(root, parts, name, &mut samples) {
                 idle(root, before.into_iter(), name, &mut samples);
             }
         }
         _ => {
-            // Numbers of parts go on from one tile to the next.
+            // The numbers of parts continue from one tile to the next.
             let parts = (0..MOST_PARTS).map(|part| {
                 let at = |tile| format!("{device}/tile{tile}/gt{part}/gtidle/idle_residency_ms");
                 if root.path(&at(1)).exists() { at(1) } else { at(0) }
@@ -91,7 +93,7 @@ fn amdgpu(root: &Root, device: &str, name: &str, samples: &mut Vec<Sample>) {
     }
 }
 
-/// The time that each part was idle; whether there was any.
+/// Adds the idle time of each part. Returns whether any was found.
 fn idle(root: &Root, files: impl Iterator<Item = String>, name: &str, samples: &mut Vec<Sample>) -> bool {
     let before = samples.len();
     for (part, file) in files.enumerate() {
@@ -103,7 +105,8 @@ fn idle(root: &Root, files: impl Iterator<Item = String>, name: &str, samples: &
     samples.len() > before
 }
 
-/// The number that is all of a file, on a line that has its end: one that is cut off would be another number.
+/// Reads a file that consists of one number and a line break. A number without the line break may be cut off, and
+/// is refused.
 fn number(root: &Root, path: &str, most: u64) -> Option<u64> {
     let bytes = root.read_at_most(path, MOST_BYTES).ok()?;
     let digits = std::str::from_utf8(&bytes).ok()?.strip_suffix('\n')?;
@@ -136,7 +139,7 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
 
-        /// A GPU of this driver that is awake.
+        /// Adds a GPU with this driver that is awake.
         fn gpu(&self, card: &str, driver: &str) {
             self.write(&format!("{card}/device/power/runtime_status"), "active\n");
             let link = self.root.path(&format!("{CARDS}/{card}/device/driver"));
@@ -188,7 +191,7 @@ mod tests {
         assert_eq!(machine.told(), expected);
     }
 
-    /// Reading the files of a GPU that sleeps would wake it: here that would be seen, as they are there.
+    /// Reading the files of a suspended GPU would wake it: the test would see their values, because the files exist.
     #[test]
     fn a_gpu_that_sleeps_is_not_read() {
         let machine = Machine::new();

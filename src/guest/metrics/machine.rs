@@ -1,16 +1,16 @@
-//! Parsers of what /proc says of the machine as a whole: each takes a file, and puts what it finds there.
+//! Parsers of files in /proc about the machine as a whole: each takes the text of a file, and adds its samples.
 
 use crate::guest::metrics::{put, text, whole};
 use crate::metrics::{Family, Sample, table};
 use crate::sys::root::Root;
 
-/// What there can be pressure for.
+/// Resources for which the kernel measures pressure (PSI).
 pub(super) const RESOURCES: [&str; 3] = ["cpu", "memory", "io"];
 
-/// Of /proc/stat, in its order.
+/// Columns of the CPU lines in /proc/stat, in their order.
 const MODES: [&str; 8] = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"];
 
-/// Which boot this is, and the kernel.
+/// Adds the boot ID and the kernel release.
 pub(super) fn info(root: &Root, samples: &mut Vec<Sample>) {
     let boot = text(root, "/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let release = text(root, "/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -19,7 +19,7 @@ pub(super) fn info(root: &Root, samples: &mut Vec<Sample>) {
     }
 }
 
-/// `123.45 678.90`
+/// Parses /proc/uptime, such as `123.45 678.90`: seconds since boot, and idle seconds of all processors.
 pub(super) fn uptime(file: &str, samples: &mut Vec<Sample>) {
     let seconds = file.split_ascii_whitespace().next().and_then(|word| word.parse::<f64>().ok());
     if let Some(seconds) = seconds.filter(|seconds| seconds.is_finite() && *seconds >= 0.0) {
@@ -27,7 +27,7 @@ pub(super) fn uptime(file: &str, samples: &mut Vec<Sample>) {
     }
 }
 
-/// The number behind a name, in a file of lines with a name and a number each.
+/// Returns the number after a name, in a file whose lines have a name and a number each.
 fn named(file: &str, name: &str) -> Option<u64> {
     file.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -35,7 +35,7 @@ fn named(file: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// `oom_kill 0`; pages have so many bytes.
+/// Parses /proc/vmstat, with lines such as `oom_kill 0`; `page` is the size of a page in bytes.
 pub(super) fn vmstat(file: &str, page: u64, samples: &mut Vec<Sample>) {
     let rows: [(&str, &'static Family, u64); 4] = [
         ("oom_kill", &table::OOM_KILLS, 1),
@@ -50,7 +50,7 @@ pub(super) fn vmstat(file: &str, page: u64, samples: &mut Vec<Sample>) {
     }
 }
 
-/// `MemTotal:       16318340 kB`
+/// Parses /proc/meminfo, with lines such as `MemTotal:       16318340 kB`.
 pub(super) fn meminfo(file: &str, samples: &mut Vec<Sample>) {
     let rows: [(&str, &'static Family); 11] = [
         ("MemTotal:", &table::MEMORY_TOTAL),
@@ -72,14 +72,15 @@ pub(super) fn meminfo(file: &str, samples: &mut Vec<Sample>) {
     }
 }
 
-/// Seconds of one line of a pressure file: `some avg10=0.00 avg60=0.00 avg300=0.00 total=29802767`
+/// Returns the total in seconds from one line of a pressure file: `some avg10=0.00 avg60=0.00 avg300=0.00
+/// total=29802767`
 pub(super) fn waited(file: &str, kind: &str) -> Option<f64> {
     let line = file.lines().find(|line| line.split_ascii_whitespace().next() == Some(kind))?;
     let total = line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total="))?;
     Some(whole(total.parse::<u64>().ok()?) / 1e6)
 }
 
-/// A file of /proc/pressure. That all tasks wait for a processor is defined for control groups alone.
+/// Parses a file of /proc/pressure. For processors, "full" is defined for control groups only, and left out.
 pub(super) fn pressure(file: &str, resource: &str, samples: &mut Vec<Sample>) {
     if let Some(seconds) = waited(file, "some") {
         put(samples, &table::PRESSURE_WAITING, &[resource], seconds);
@@ -89,7 +90,7 @@ pub(super) fn pressure(file: &str, resource: &str, samples: &mut Vec<Sample>) {
     }
 }
 
-/// `3.32 1.68 1.56 2/345 6789`
+/// Parses /proc/loadavg, such as `3.32 1.68 1.56 2/345 6789`.
 pub(super) fn load(file: &str, samples: &mut Vec<Sample>) {
     let averages = file.split_ascii_whitespace().map(|word| word.parse::<f64>().ok());
     for (family, average) in [&table::LOAD_1, &table::LOAD_5, &table::LOAD_15].into_iter().zip(averages) {
@@ -99,7 +100,7 @@ pub(super) fn load(file: &str, samples: &mut Vec<Sample>) {
     }
 }
 
-/// /proc/stat, of which a second has so many ticks.
+/// Parses /proc/stat; `tick` is the number of its ticks per second.
 pub(super) fn stat(file: &str, tick: u64, samples: &mut Vec<Sample>) {
     let is_processor = |line: &&str| {
         let number = line.split_ascii_whitespace().next().and_then(|word| word.strip_prefix("cpu"));
@@ -129,7 +130,8 @@ pub(super) fn stat(file: &str, tick: u64, samples: &mut Vec<Sample>) {
     }
 }
 
-/// `1234 0 9223372036854775807`: open, of those unused, and how many there may be.
+/// Parses /proc/sys/fs/file-nr, such as `1234 0 9223372036854775807`: open files, unused ones of these, and the
+/// maximum.
 pub(super) fn files(file: &str, samples: &mut Vec<Sample>) {
     let mut numbers = file.split_ascii_whitespace().map(|word| word.parse::<u64>().ok());
     let (open, most) = (numbers.next().flatten(), numbers.nth(1).flatten());

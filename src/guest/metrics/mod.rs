@@ -1,13 +1,13 @@
-//! What this machine feels, measured when somebody asks and at no other time ([`crate::metrics`] says what there is).
+//! Metrics of this machine, measured on request and at no other time ([`crate::metrics`] lists them).
 //!
 //! ```text
-//! collect ─┬─ files of /proc and /sys, beside the event loop ──────────┐
-//!          ├─ statvfs(3), each file system by itself, within a deadline ├──▶ room for so many series ──▶ samples
-//!          └─ systemd, over D-Bus, within a deadline ──────────────────┘
+//! collect ─┬─ files of /proc and /sys, off the event loop ─────────────┐
+//!          ├─ statvfs(3), each file system by itself, with a deadline ─├──▶ limit on series ──▶ samples
+//!          └─ systemd, over D-Bus, with a deadline ────────────────────┘
 //! ```
 //!
-//! What is missing, cut off or absurd is absent, and never zero. To add a metric: its row in [`crate::metrics::table`], its parser in
-//! the file of its subject, and where that is called below.
+//! A value that is missing, truncated or implausible is left out, and never reported as zero. To add a metric: its
+//! row in [`crate::metrics::table`], its parser in the file of its subject, and the call of that below.
 
 mod disks;
 pub(in crate::guest) mod file_systems;
@@ -31,29 +31,29 @@ use crate::metrics::{Family, Sample, table};
 use crate::sys::clock;
 use crate::sys::root::Root;
 
-/// How long files of /proc and /sys may take: some sensors and disks answer slowly.
+/// Deadline for reading files of /proc and /sys: some sensors and disks answer slowly.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// Most bytes that are read of a file.
+/// Maximum number of bytes read from a file.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The kernel does not answer; what an earlier call has begun is still under way.
+/// Error: the kernel does not answer. What an earlier call has begun is still under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the kernel has not answered within {} s", DEADLINE.as_secs())]
 pub struct Silent;
 
-/// Measures this machine; what it has to remember from one time to the next is bounded.
+/// Collector of metrics; the state that it keeps between measurements is bounded.
 #[derive(Debug, Default)]
 pub struct Collector {
-    /// Held while files are read: one that hangs is waited for, and not begun once more.
+    /// Locked while files are read: if a read hangs, later calls wait for it instead of beginning another one.
     units: Arc<Mutex<units::Before>>,
     file_systems: file_systems::Prober,
     systemd: systemd::Systemd,
 }
 
-/// Things of a kind that have several series each, the most important ones first.
+/// Things of one kind with the series of each, the most important things first.
 type Things = Vec<Vec<Sample>>;
 
-/// What files say.
+/// Results of reading the files.
 struct Read {
     samples: Vec<Sample>,
     disks: Things,
@@ -65,10 +65,10 @@ struct Read {
 }
 
 impl Collector {
-    /// Measures this machine now, and tells no more than so many samples.
+    /// Measures this machine now, and returns at most `most` samples.
     ///
     /// # Errors
-    /// If files of /proc and /sys do not answer.
+    /// If files of /proc and /sys cannot be read before the deadline.
     pub async fn collect(&self, guest: &Guest, most: usize) -> Result<Vec<Sample>, Silent> {
         let (files, failed) = tokio::join!(self.files(guest), self.systemd.failed(&guest.root));
         let Read { mut samples, disks, interfaces, units, sensors, gpus, mounts } = files?;
@@ -101,7 +101,7 @@ impl Collector {
     }
 }
 
-/// Reads all files.
+/// Reads all files. Blocks.
 fn read(root: &Root, known: &[Arc<KnownDisk>], before: &mut units::Before) -> Read {
     let mut samples = Vec::new();
     machine::info(root, &mut samples);
@@ -168,7 +168,8 @@ fn clock(samples: &mut Vec<Sample>) {
     put(samples, &table::CLOCK_MAX_ERROR, &[], state.max_error);
 }
 
-/// The text of a file; none if it cannot be read, or is longer than it can be: what is cut off would be taken for what is not there.
+/// Returns the text of a file, or `None` if it cannot be read or is too long: a value missing from a truncated
+/// text would seem not to exist.
 fn text(root: &Root, path: &str) -> Option<String> {
     root.read_at_most(path, MOST_BYTES).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -181,7 +182,7 @@ fn put(samples: &mut Vec<Sample>, family: &'static Family, labels: &[&str], valu
     samples.push(Sample::new(family, labels, value));
 }
 
-/// A whole number as it is sent; from 2^53 on it is rounded.
+/// Converts a whole number to the type of samples; from 2^53 on it is rounded.
 #[allow(clippy::cast_precision_loss, reason = "nothing that is measured is known that exactly")]
 fn whole(number: u64) -> f64 {
     number as f64
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
     use crate::metrics::{MOST_OF_GUEST, check};
 
-    /// What a file of this kind comes to, for tests of parsers.
+    /// Formats samples as `name labels value`, for tests of parsers.
     pub fn told(samples: &[Sample]) -> Vec<String> {
         let one = |sample: &Sample| {
             let labels = sample.labels.iter().map(String::as_str);

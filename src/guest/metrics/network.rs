@@ -1,13 +1,13 @@
-//! What interfaces have received and sent.
+//! Traffic of network interfaces.
 
 use crate::guest::metrics::{Things, put, whole};
 use crate::metrics::table;
 
-/// Most interfaces that are looked at.
+/// Maximum number of interfaces that are reported.
 const MOST: usize = 32;
 
-/// Of each interface of /proc/net/dev but the loopback: first those with a device behind them, and of these those first that have
-/// received and sent most.
+/// Returns the samples of each interface in /proc/net/dev except the loopback: first those with a device behind
+/// them, and the busiest of these first.
 pub(super) fn samples(file: &str, has_device: impl Fn(&str) -> bool) -> Things {
     let mut all: Vec<_> = file.lines().filter_map(line).filter(|(name, _)| *name != "lo").collect();
     all.sort_by_cached_key(|(name, numbers)| {
@@ -34,9 +34,9 @@ pub(super) fn samples(file: &str, has_device: impl Fn(&str) -> bool) -> Things {
     all.into_iter().map(interface).collect()
 }
 
-/// `  eth0: 1 2 … 16`: eight numbers of what was received, and eight of what was sent.
+/// Parses a line `  eth0: 1 2 … 16`: eight numbers for received and eight for sent traffic.
 fn line(line: &str) -> Option<(&str, [u64; 16])> {
-    // Names of aliases have a colon themselves.
+    // Names of aliases contain a colon themselves.
     let (name, rest) = line.rsplit_once(':')?;
     let mut words = rest.split_ascii_whitespace().map(str::parse);
     let mut numbers = [0; 16];

@@ -1,10 +1,11 @@
-//! How the room that there is for series is shared.
+//! Distribution of the limited number of series among the kinds of things.
 
 use crate::guest::metrics::{Things, put, whole};
 use crate::metrics::{Sample, table};
 
-/// What is of the machine as a whole, and then of each kind one thing after the other in turns, as long as there is room: a machine
-/// with a thousand mounts has its disks and units, too. Of what was left out there is a count.
+/// Returns at most the allowed number of samples: those of the machine as a whole, and then one thing of each kind
+/// in turn, so that a machine with a thousand mounts still reports its disks and units. Adds the number of things
+/// that were left out.
 pub(super) fn fit<const KINDS: usize>(
     mut samples: Vec<Sample>,
     most: usize,

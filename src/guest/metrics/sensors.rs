@@ -1,4 +1,4 @@
-//! Temperatures, where the kernel has sensors.
+//! Temperatures, where the kernel shows sensors.
 
 use crate::guest::metrics::{Things, gpus, put, whole};
 use crate::metrics::table;
@@ -6,18 +6,18 @@ use crate::sys::root::Root;
 
 const HARDWARE: &str = "/sys/class/hwmon";
 const ZONES: &str = "/sys/class/thermal";
-/// Most chips and zones, most inputs of a chip, and most sensors in all.
+/// Maximum number of chips and zones, of inputs of a chip, and of all sensors.
 const MOST_CHIPS: usize = 16;
 const MOST_INPUTS: usize = 16;
 const MOST: usize = 32;
-/// What no sensor shows that works, in thousandths of a degree.
+/// Range of plausible temperatures in thousandths of a degree: a value outside comes from a broken sensor.
 const POSSIBLE: std::ops::Range<i64> = -100_000..300_000;
 
-/// Of each sensor one series; of thermal zones only where there are no others.
+/// Returns one series for each sensor; thermal zones are used only where no other sensor exists.
 pub(super) fn samples(root: &Root) -> Things {
     let mut found = Vec::new();
     for chip in entries(root, HARDWARE, "hwmon") {
-        // To ask a chip of a GPU that has suspended itself would wake it.
+        // Reading the chip of a suspended GPU would wake it.
         if gpus::sleeps(root, &format!("{chip}/device")) {
             continue;
         }
@@ -35,7 +35,7 @@ pub(super) fn samples(root: &Root) -> Things {
             found.extend(sensor(root, &format!("{zone}/temp"), &name));
         }
     }
-    // Two chips of one kind have one name.
+    // Two chips of the same kind have the same name: only the first is reported, because series must be unique.
     let mut names = std::collections::BTreeSet::new();
     found.retain(|(name, _)| names.insert(name.clone()));
     found.truncate(MOST);
@@ -55,7 +55,7 @@ fn entries(root: &Root, directory: &str, prefix: &str) -> Vec<String> {
     names.into_iter().map(|name| format!("{directory}/{name}")).collect()
 }
 
-/// `45000`, in thousandths of a degree.
+/// Reads a temperature in thousandths of a degree, such as `45000`.
 fn sensor(root: &Root, file: &str, name: &str) -> Option<(String, f64)> {
     let shown = root.line(file).parse::<i64>().ok().filter(|shown| POSSIBLE.contains(shown))?;
     let degrees = whole(shown.unsigned_abs()) / 1000.0;

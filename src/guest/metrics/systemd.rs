@@ -1,4 +1,4 @@
-//! Units that have failed, as systemd says, org.freedesktop.systemd1(5).
+//! Failed units, as reported by systemd; see org.freedesktop.systemd1(5).
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::guest::metrics::{Things, put, whole};
 use crate::metrics::{Sample, table};
 use crate::sys::root::Root;
 
-/// How long it may take.
+/// Deadline for the answer of systemd, connecting included.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// Most failed units that are named.
+/// Maximum number of failed units that are reported by name.
 const NAMED: usize = 10;
 
 const NAME: &str = "org.freedesktop.systemd1";
@@ -19,14 +19,15 @@ const PATH: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 
-/// A unit, as it is listed: its name, and what else is said of it.
+/// Unit as systemd lists it: its name, and other properties.
 type Listed = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
 
-/// Asks systemd. The connection is kept: to make one costs more than all the rest, and an open one costs nothing while it is idle.
+/// Client of systemd. The connection is kept: making one costs more than the query itself, and an idle one costs
+/// nothing.
 #[derive(Debug, Default)]
 pub(super) struct Systemd(Mutex<Option<Connection>>);
 
-/// The units that have failed.
+/// Units that have failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failed {
     count: u32,
@@ -34,7 +35,7 @@ pub(super) struct Failed {
 }
 
 impl Failed {
-    /// Puts how many there are; each of them by itself is returned.
+    /// Adds the number of failed units to `samples`, and returns the sample of each unit.
     pub(super) fn samples(&self, samples: &mut Vec<Sample>) -> Things {
         put(samples, &table::UNITS_FAILED, &[], whole(self.count.into()));
         let one = |name: &String| {
@@ -47,11 +48,11 @@ impl Failed {
 }
 
 impl Systemd {
-    /// Which units have failed; none if there is no systemd on the bus, or it does not answer.
+    /// Returns the units that have failed, or `None` if systemd is not on the bus or does not answer.
     pub(super) async fn failed(&self, root: &Root) -> Option<Failed> {
         let asked = async {
             let mut place = self.0.lock().await;
-            // It is given back only if it was answered.
+            // The connection is put back only after an answer: one that failed or timed out is dropped.
             let connection = match place.take() {
                 Some(connection) => connection,
                 None => connect(root).await?,

@@ -1,4 +1,5 @@
-//! Who uses memory and processors, and who waits: the control groups of systemd's units, version 2. Processes are not looked at.
+//! Memory use, processor use and memory pressure of systemd's units, from their control groups (version 2). Single
+//! processes are not examined.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,37 +7,38 @@ use crate::guest::metrics::{Things, machine, put, whole};
 use crate::metrics::table;
 use crate::sys::root::Root;
 
-/// Where version 2 is mounted, alone or beside version 1.
+/// Mount points of version 2: alone, or beside version 1.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// Slices whose units are told one by one; of others the whole.
+/// Slices whose units are reported one by one; any other slice is reported as a whole.
 const OPENED: [&str; 2] = ["system.slice", "machine.slice"];
-/// What units are called that have processes of their own.
+/// Suffixes of the units whose control groups contain processes.
 const SUFFIXES: [&str; 3] = [".service", ".scope", ".slice"];
-/// Most units that are looked at, and most entries of a directory.
+/// Maximum number of units that are examined, and of entries of a directory that are read.
 const MOST: usize = 256;
 const MOST_ENTRIES: usize = 4096;
-/// Most units that are told.
+/// Maximum number of units that are reported.
 const TOLD: usize = 10;
-/// Most bytes of a file.
+/// Maximum number of bytes read from a file.
 const MOST_BYTES: u64 = 64 * 1024;
 
-/// What units had used when they were last looked at: microseconds of processors, seconds of waiting.
+/// Usage of each unit at the last measurement: microseconds of processor time, and seconds of waiting for memory.
 #[derive(Debug, Default)]
 pub(super) struct Before(BTreeMap<String, (u64, f64)>);
 
-/// A unit.
+/// Measurements of one unit.
 #[derive(Debug, Clone, PartialEq)]
 struct Unit {
     name: String,
     directory: String,
     memory: Option<u64>,
-    /// Microseconds.
+    /// Processor time in microseconds.
     cpu: Option<u64>,
-    /// Seconds in which something of it waited for memory.
+    /// Seconds for which some process of the unit waited for memory.
     waited: Option<f64>,
 }
 
-/// Series of the units that use most memory, have used most processor time since the last time, or have waited most.
+/// Returns the series of the units that use most memory, and of those that have used most processor time or waited
+/// most since the last measurement.
 pub(super) fn samples(root: &Root, before: &mut Before) -> Things {
     let Some(mount) = MOUNTS.into_iter().find(|at| root.path(&format!("{at}/cgroup.controllers")).exists())
     else {
@@ -56,7 +58,7 @@ pub(super) fn samples(root: &Root, before: &mut Before) -> Things {
     chosen.into_iter().map(|unit| series(root, unit)).filter(|series| !series.is_empty()).collect()
 }
 
-/// The names of units below a slice, and their directories.
+/// Returns the names of the units below a slice, with their directories.
 fn directories(root: &Root, mount: &str, slice: &str) -> Vec<(String, String)> {
     let directory = format!("{mount}/{slice}");
     let entries = std::fs::read_dir(root.path(&directory)).into_iter().flatten().take(MOST_ENTRIES).flatten();
@@ -74,7 +76,7 @@ fn file(root: &Root, directory: &str, name: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The number behind a name.
+/// Returns the number after a name.
 fn named(file: &str, name: &str) -> Option<u64> {
     file.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
@@ -93,12 +95,12 @@ impl Unit {
     }
 }
 
-/// The first of each order in turns, each unit once.
+/// Selects units by the three criteria in turn, each unit once.
 fn chosen<'u>(units: &'u [Unit], before: &Before) -> Vec<&'u Unit> {
     let since = |unit: &Unit| {
         let (cpu, waited) = unit.used();
         let (cpu_then, waited_then) = before.0.get(&unit.name).copied().unwrap_or_default();
-        // Of a unit that was started anew all of it counts.
+        // A counter that is lower than before belongs to a restarted unit: all of it counts.
         let cpu = cpu.checked_sub(cpu_then).unwrap_or(cpu);
         (cpu, if waited >= waited_then { waited - waited_then } else { waited })
     };

@@ -1,4 +1,4 @@
-//! Jumps of the clock: somebody set it, or it came back changed from a suspension.
+//! Jumps of the clock: it was set, or has changed during a suspension.
 
 use std::convert::Infallible;
 use std::io;
@@ -7,13 +7,13 @@ use crate::guest::Guest;
 use crate::sys::clock::{self, Watch};
 use crate::wire::proto::v1::ClockJumped;
 
-/// Milliseconds that count as a jump.
+/// Minimum change that counts as a jump, in milliseconds.
 const JUMP: i64 = 100;
 
 pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
     let mut known = clock::offset()?;
     loop {
-        // First the watch, then a look: what happens after the look is told by the watch.
+        // Begin the watch before reading the clock, so that a change after the reading is reported by the watch.
         let watch = Watch::begin()?;
         let milliseconds;
         (milliseconds, known) = decide(known, clock::offset()?);
@@ -24,8 +24,8 @@ pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
     }
 }
 
-/// The jump from one offset to the other, and the offset that the next one is compared with: many small
-/// steps are a jump, too, in the end.
+/// Returns the jump from one offset to the other, and the offset to compare the next one with: many small steps
+/// add up to a jump.
 fn decide(known: i64, now: i64) -> (Option<i64>, i64) {
     let milliseconds = now.saturating_sub(known);
     if milliseconds.saturating_abs() >= JUMP { (Some(milliseconds), now) } else { (None, known) }

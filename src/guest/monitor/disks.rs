@@ -1,11 +1,11 @@
-//! Disks: what the kernel says of them, when udev is done with them, and who they say they are.
+//! Disks: the kernel's messages about them, the end of udev's processing, and their identity.
 //!
 //! ```text
-//! uevent ─▶ look at that name in sysfs ─▶ Tracker ─▶ read the disk, beside the event loop ─▶ Tracker ─▶ Room, events
+//! uevent ─▶ look at that name in sysfs ─▶ Tracker ─▶ read the disk, off the event loop ───▶ Tracker ─▶ Room, events
 //! messages lost, start ─▶ look at all names ──┘
 //! ```
 //!
-//! The subscription is there before the first look at everything, so nothing falls between.
+//! The subscription begins before the first look at everything, so that no change is missed.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -27,21 +27,21 @@ use crate::sys::udev;
 use crate::sys::uevents::{Action, Heard, Uevent, Uevents};
 use crate::wire::proto::v1::{DiskAdded, DiskChanged, DiskRemoved, DiskResized};
 
-/// Messages that are taken, and names that are looked at, in one go.
+/// Maximum number of messages that are processed, and of names that are examined, before others have their turn.
 const AT_ONCE: usize = 32;
-/// After messages were lost everything is looked at twice: a disk whose end was told in a lost message may still show
-/// in sysfs for a moment.
+/// Delay of the second scan after messages were lost: a disk whose removal was in a lost message may still be in
+/// sysfs for a moment.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 
-/// What says that something happened to a block device.
+/// Source of messages about block devices.
 pub trait News: Send {
-    /// The next word. Dropping the future loses none.
+    /// Waits for the next message. Dropping the future loses none.
     fn next(&mut self) -> impl Future<Output = io::Result<Heard>> + Send;
 
-    /// The next word, if there is one already.
+    /// Returns the next message if one is already available.
     ///
     /// # Errors
-    /// If there will be no more.
+    /// If no further message will come.
     fn at_hand(&mut self) -> io::Result<Option<Heard>>;
 }
 
@@ -55,7 +55,7 @@ impl News for Uevents {
     }
 }
 
-/// Where nobody says anything.
+/// Source that never reports anything, for use where the kernel's messages are not available.
 struct Silence;
 
 impl News for Silence {
@@ -80,10 +80,10 @@ pub(super) async fn watch(guest: Guest) -> io::Result<Infallible> {
     }
 }
 
-/// Keeps the guest's list of disks, by what `news` says.
+/// Keeps the guest's list of disks up to date from `news`.
 ///
 /// # Errors
-/// If there is no more news.
+/// If the source of messages fails.
 pub async fn follow(guest: &Guest, mut news: impl News) -> io::Result<Infallible> {
     let mut watch = Watch {
         guest,
@@ -117,7 +117,7 @@ pub async fn follow(guest: &Guest, mut news: impl News) -> io::Result<Infallible
                 watch.expire().await;
             }
         }
-        // What has come by now is one change for those who wait.
+        // Process everything that has arrived by now, so that those who wait for disks see it as one change.
         while let Some(done) = reads.try_join_next() {
             watch.done(done);
         }
@@ -140,10 +140,10 @@ async fn changed(udev: Option<&udev::Watch>) -> io::Result<udev::News> {
 struct Watch<'a> {
     guest: &'a Guest,
     tracker: Tracker,
-    /// Once a disk has waited for it.
+    /// Watch on udev's database; created when a disk first waits for udev.
     udev: Option<udev::Watch>,
     second_look: Option<Instant>,
-    /// For disks that the kernel takes for others.
+    /// Tasks for disks that the kernel mistakes for others.
     begun_anew: JoinSet<()>,
 }
 
@@ -194,7 +194,7 @@ impl Watch<'_> {
         self.tracker.look(name, look(&self.guest.root, name), true, Instant::now());
     }
 
-    /// At the disks that a device is made of, or was.
+    /// Examines the disks that a device is, or was, made of.
     fn look_below(&mut self, place: &str) {
         let mut places: Vec<_> =
             self.tracker.held_by(block::name(place)).iter().map(|disk| disk.place.clone()).collect();
@@ -226,7 +226,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Listens to udev for as long as a disk waits for it.
+    /// Watches udev for as long as a disk waits for it.
     fn wait_for_udev(&mut self) {
         let waiting = self.tracker.for_udev();
         if waiting.is_empty() {
@@ -237,7 +237,7 @@ impl Watch<'_> {
             if let Err(error) = self.listen_to_udev() {
                 tracing::debug!("udev's database cannot be watched: {error}");
             }
-            // What it did before it was watched.
+            // Catch up on what udev did before the watch began.
             for (name, seen) in waiting {
                 self.look_for_udev(&name, seen);
             }
@@ -264,7 +264,8 @@ impl Watch<'_> {
         }
     }
 
-    /// At what udev has done with the disk that was `seen`. This is short: udev is busy then, and has just woken others.
+    /// Examines what udev has done with the disk that was `seen`. Kept short: at that time udev is busy, and has just
+    /// woken others.
     fn look_for_udev(&mut self, name: &str, seen: Seen) {
         let root = &self.guest.root;
         let udev = udev(root, seen.number);
@@ -273,7 +274,7 @@ impl Watch<'_> {
         self.tracker.look(name, seen, false, Instant::now());
     }
 
-    /// Tells everyone what changed, first those who wait for a disk.
+    /// Reports all changes: first to those who wait for a disk, then as events.
     fn tell(&mut self) {
         let changes = self.tracker.changes();
         if changes.is_empty() {
@@ -321,22 +322,24 @@ impl Watch<'_> {
     }
 }
 
-/// The disk that is called `name` now, if it is one that counts.
+/// Returns the disk that is called `name` now, if it is one that counts.
 ///
-/// The kernel says where a disk was when something happened to it. That may be long ago: another disk may be at that
-/// place by now, and the one with the name at another. A disk that goes is taken off the list of names before the kernel
-/// says so, and while its folder is still there; a new one is on it before the kernel says that it came.
+/// The kernel reports the path at which a disk was when something happened to it. The report may be old: by now
+/// another disk may be at that path, and the disk with that name may be at another one. A disk that is removed
+/// disappears from the list of names before the kernel reports it, and while its directory still exists. A new
+/// disk is in the list before the kernel reports that it was added.
 fn look(root: &Root, name: &str) -> Option<Seen> {
     let place = &block::disk_place(root, name).ok()?;
     let generation = block::generation(root, place)?;
     let number = identity::counts(root, place)?;
     let sequence = root.line(&format!("{place}/diskseq")).parse().ok();
-    // All of it of one disk: its place may have another one by now.
+    // Check the generation again, so that all values belong to one disk: the path may have been reused in the
+    // meantime.
     let seen = Seen { place: place.to_owned(), number, generation, sequence, udev: udev(root, number) };
     (block::generation(root, place) == Some(generation)).then_some(seen)
 }
 
-/// What udev has done with the disk that has this number.
+/// Returns the state of udev's processing of the disk with this number.
 fn udev(root: &Root, number: Number) -> Udev {
     match udev::runs(root).then(|| udev::processed(root, number)) {
         None => Udev::Absent,

@@ -1,9 +1,10 @@
-//! File systems that are about to fill, and those that turn read-only.
+//! File systems that are filling up, and those that turn read-only.
 //!
-//! The kernel tells nobody that a file system fills, or that an error has made it read-only. So all are looked at with every so many
-//! ticks of the agent, which is no wakeup of our own, and at the next tick after something was mounted, unmounted or mounted in
-//! another way. One that hangs costs a deadline, as for metrics ([`crate::guest::metrics`]). Those of servers are left alone: a guest
-//! that does nothing sends nothing, and what was mounted for a use may be unmounted after it.
+//! The kernel does not report that a file system is filling up, or that an error has made it read-only. So all are
+//! examined at every few ticks of the agent, which needs no wakeup of its own, and at the next tick after
+//! something was mounted, unmounted or remounted. One that hangs costs a deadline, as for metrics
+//! ([`crate::guest::metrics`]). Network file systems are left alone: an idle guest should cause no traffic, and an
+//! automounted file system should be able to expire.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -18,15 +19,16 @@ use crate::sys::mountinfo::MountList;
 use crate::sys::usage::Usage;
 use crate::wire::proto::v1::{FileSystemFilling, FileSystemReadOnly, MountedFileSystem};
 
-/// So many percentage points less have to be in use before it has room again.
+/// Percentage points by which the usage must fall below the limit before the file system counts as having space
+/// again.
 const HYSTERESIS: u32 = 5;
 
-/// When file systems are looked at, and when they are about to fill.
+/// Settings for when file systems are examined, and when they count as filling up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// How often all are looked at; zero for never.
+    /// Time between two examinations of all file systems; zero disables them.
     pub interval: Duration,
-    /// What is in use of one that is about to fill, in percent of its bytes or its inodes.
+    /// Usage, in percent of the bytes or of the inodes, from which a file system counts as filling up.
     pub full_percent: u32,
 }
 
@@ -45,13 +47,14 @@ pub(super) async fn watch(guest: Guest, settings: Settings) -> io::Result<Infall
     let prober = Prober::default();
     let mut known = Known::default();
     loop {
-        // The start of the agent is not held up, and what changes by the second is looked at by the tick.
+        // Wait for a tick: this does not delay the start of the agent, and limits the rate where mounts change every
+        // second.
         guest.events.next_tick().await;
         let root = guest.root.clone();
         let mut found = match blocking::run(move || mounts(&root)).await {
             Ok(found) => found,
             Err(error) => {
-                // What was told still holds, as far as is known.
+                // Keep what was reported: nothing is known to have changed.
                 tracing::debug!("cannot look at file systems: {error}");
                 continue;
             }
@@ -75,27 +78,29 @@ pub(super) async fn watch(guest: Guest, settings: Settings) -> io::Result<Infall
     }
 }
 
-/// What tells a file system from others, wherever it is mounted.
+/// Key that identifies a file system wherever it is mounted: device number and source.
 type Key = ((u32, u32), String);
 
 fn key(probed: &Probed) -> Key {
     (probed.device, probed.source.clone())
 }
 
-/// What was told of file systems that are mounted.
+/// Last reported state of each mounted file system.
 #[derive(Debug, Default)]
 struct Known(BTreeMap<Key, Told>);
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Told {
-    /// Which of its mounts was looked at. Another one may be read-only by itself, such as that of a pod.
+    /// ID of the mount that was examined. Another mount of the same file system may be read-only by itself, such as
+    /// that of a pod.
     mount: u64,
     is_read_only: bool,
     is_filling: bool,
 }
 
 impl Known {
-    /// Those that have turned read-only since the last look, or can be written to again. Takes over what is mounted.
+    /// Returns events for the file systems that have turned read-only or writable since the last call. Replaces the
+    /// set of known file systems with `found`.
     fn turned(&mut self, found: &[Probed]) -> Vec<Kind> {
         let before = std::mem::take(&mut self.0);
         let mut events = Vec::new();
@@ -114,7 +119,7 @@ impl Known {
         events
     }
 
-    /// Those that are about to fill since the last look, or have room again.
+    /// Returns events for the file systems that have begun to fill up since the last call, or have space again.
     fn filled(&mut self, answers: &[(Probed, Usage)], full_percent: u32) -> Vec<Kind> {
         let mut events = Vec::new();
         for (probed, usage) in answers {
@@ -183,7 +188,7 @@ mod tests {
                 Some("is about to fill: /1 (ext4 from /dev/vda): 10 B of 100 B free, 1000 of 1000 inodes"),
             ),
             (99, 0, None),
-            // Around the limit nothing is told.
+            // Within the hysteresis nothing is reported.
             (89, 0, None),
             (85, 0, None),
             (84, 0, Some("has room again: /1 (ext4 from /dev/vda): 16 B of 100 B free, 1000 of 1000 inodes")),
@@ -200,16 +205,16 @@ mod tests {
             let expected: Vec<_> = told.iter().map(|told| format!("file system {told}")).collect();
             assert_eq!(words(&events), expected, "{used} {inodes_used}");
         }
-        // It does not answer: nothing is known to have changed.
+        // No answer: nothing is known to have changed.
         assert_eq!(known.turned(std::slice::from_ref(&one)), []);
         assert_eq!(known.filled(&[], 90), []);
         assert_eq!(known.filled(&[(one.clone(), usage(90, 0))], 90), []);
-        // It is mounted for a pod, too, and looked at there.
+        // The same file system, also mounted for a pod and examined at that mount.
         let mut elsewhere = one.clone();
         (elsewhere.id, elsewhere.mount_point) = (7, "/p".into());
         assert_eq!(known.turned(std::slice::from_ref(&elsewhere)), []);
         assert_eq!(known.filled(&[(elsewhere, usage(90, 0))], 90), []);
-        // Another one is mounted there.
+        // A different file system is mounted at that mount point.
         assert_eq!(known.turned(&[probed(2, false)]), []);
         assert_eq!(known.filled(&[(one, usage(90, 0))], 90), []);
         assert_eq!(known.filled(&[(probed(2, false), usage(90, 0))], 90).len(), 1);

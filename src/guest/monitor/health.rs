@@ -1,8 +1,8 @@
-//! How the guest's start went and its services are: cloud-init by the files that it leaves, and the units that systemd
-//! says have failed.
+//! Health of the guest's startup and services: cloud-init, by the files that it writes, and the units that systemd
+//! reports as failed.
 //!
-//! systemd has no signal for a unit that fails, but for those of every unit whatever becomes of it. So it is asked with
-//! every sixth tick of the agent, which is no wakeup of our own.
+//! systemd has no signal for a failed unit alone, only signals for every state change of every unit. So it is
+//! queried at every sixth tick of the agent, which needs no wakeup of its own.
 
 use std::convert::Infallible;
 use std::io;
@@ -18,19 +18,19 @@ use crate::sys::blocking;
 use crate::sys::file_news::FileNews;
 use crate::wire::proto::v1::{Health, HealthChanged};
 
-/// Written at its end, and while it works.
+/// Files that cloud-init writes at its end, and while it runs.
 const RESULT: &str = "/run/cloud-init/result.json";
 const STATUS: &str = "/run/cloud-init/status.json";
-/// How often systemd is asked, in ticks.
+/// Ticks between two queries of systemd.
 const TICKS: u32 = 6;
-/// How long it may take to answer.
+/// Timeout for the answer of systemd.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Most units and complaints.
+/// Maximum number of units and of error messages.
 const MOST: usize = 32;
-/// Longest complaint, in characters.
+/// Maximum length of an error message in characters.
 const MAX_TEXT: usize = 200;
 
-/// What systemd tells of a unit: its name, then what is not of interest.
+/// Unit as systemd lists it: its name, then fields that are not used.
 type Unit = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
 
 pub(super) async fn watch(guest: Guest, address: Option<String>) -> io::Result<Infallible> {
@@ -60,7 +60,7 @@ pub(super) async fn watch(guest: Guest, address: Option<String>) -> io::Result<I
                 changed?;
                 sleep(QUIET).await;
             }
-            // Where nobody answers, what was known stays.
+            // Without an answer the last known list is kept.
             asked = asked => match asked {
                 Ok(asked) => units = asked,
                 Err(error) => tracing::debug!("systemd does not report which units have failed: {error}"),
@@ -69,7 +69,7 @@ pub(super) async fn watch(guest: Guest, address: Option<String>) -> io::Result<I
     }
 }
 
-/// The units that have failed, in the order of their names.
+/// Returns the failed units, sorted by name.
 async fn failed_units(address: Option<&str>) -> zbus::Result<Vec<String>> {
     let asking = async {
         let builder = match address {
@@ -93,7 +93,7 @@ async fn failed_units(address: Option<&str>) -> zbus::Result<Vec<String>> {
     }
 }
 
-/// What cloud-init came to, in one word, and its complaints. Pure.
+/// Returns the state of cloud-init in one word, and its errors. Pure.
 fn cloud_init(result: Option<&[u8]>, status: Option<&[u8]>) -> (&'static str, Vec<String>) {
     let parse = |bytes: Option<&[u8]>| bytes.and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
     let (result, status) = (parse(result), parse(status));
@@ -107,7 +107,7 @@ fn cloud_init(result: Option<&[u8]>, status: Option<&[u8]>) -> (&'static str, Ve
     if !errors.is_empty() {
         return ("error", errors);
     }
-    // By the stage, and by how grave they are.
+    // Recoverable errors are listed by stage, and then by severity.
     let mut stages =
         status.iter().filter_map(|status| status["v1"].as_object()).flat_map(|stages| stages.values());
     let degraded = stages.any(|stage| {

@@ -1,4 +1,5 @@
-//! Links and addresses, rtnetlink(7): those by which others reach this guest, and not what containers make.
+//! Network interfaces and addresses, rtnetlink(7): those at which this guest can be reached, without those of
+//! containers.
 
 use std::convert::Infallible;
 use std::io;
@@ -10,10 +11,10 @@ use crate::guest::network::{self, Interface, hardware_address};
 use crate::sys::link_news::LinkNews;
 use crate::wire::proto::v1::{InterfacesChanged, NetworkInterface};
 
-/// Names of links that containers, their networks and their load balancers make, and of the tunnels that the
-/// kernel makes unasked. `*` stands for anything, `?` for one character.
+/// Name patterns of interfaces created by containers, their networks and their load balancers, and of tunnels that
+/// the kernel creates by itself. `*` matches any text, `?` one character.
 pub const IGNORED: [&str; 35] = [
-    // Docker's bridges have twelve digits; a bridge that a person made (br0, br-lan, br-ex) counts.
+    // Docker's bridges have twelve digits; bridges that a person has created (br0, br-lan, br-ex) are reported.
     "br-????????????",
     "cali*",
     "cbr?",
@@ -51,18 +52,18 @@ pub const IGNORED: [&str; 35] = [
     "wireguard.cali",
 ];
 
-/// What one state and one event may hold: the first so many, in their order.
+/// Maximum number of links and addresses in one state or event: the first ones in their order.
 const MOST_LINKS: usize = 128;
 const MOST_ADDRESSES: usize = 64;
 
-/// A network interface that the host has an interest in.
+/// Network interface that is reported to the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Link {
     name: String,
-    /// Absent where there is none of six bytes.
+    /// Hardware address; `None` unless it has six bytes.
     hardware_address: Option<[u8; 6]>,
     running: bool,
-    /// With the length of their prefix: IPv4 first, then by their value, link-local IPv6 addresses last.
+    /// Addresses with their prefix lengths: IPv4 first, sorted by value, link-local IPv6 addresses last.
     addresses: Vec<(IpAddr, u32)>,
 }
 
@@ -101,11 +102,11 @@ pub(super) async fn watch(guest: Guest, ignored: Vec<String>) -> io::Result<Infa
     .await
 }
 
-/// The links that count, in an order that does not depend on the kernel's.
+/// Selects the interfaces to report, in an order that does not depend on the kernel's.
 fn select(interfaces: Vec<Interface>, ignored: &[String]) -> Vec<Link> {
     let mut links: Vec<Link> = Vec::new();
     for interface in interfaces {
-        // An IPv4 address with a label is listed as if it were on a link of its own, such as eth0:1.
+        // An IPv4 address with a label is listed as if it had an interface of its own, such as eth0:1.
         let name = interface.name.split(':').next().unwrap_or_default();
         if interface.loopback || ignored.iter().any(|pattern| matches(pattern.as_bytes(), name.as_bytes())) {
             continue;
@@ -131,7 +132,8 @@ fn select(interfaces: Vec<Interface>, ignored: &[String]) -> Vec<Link> {
     links
 }
 
-/// IPv4 addresses of that kind stand where they belong by their value: some clouds reach a guest by them.
+/// Returns whether this is a link-local IPv6 address. Link-local IPv4 addresses are sorted as any other: some
+/// clouds reach a guest by them.
 fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }

@@ -1,13 +1,13 @@
-//! What systemd-logind says, org.freedesktop.login1(5): sessions of users, suspension, the shutdown.
+//! Events of systemd-logind, org.freedesktop.login1(5): sessions of users, suspension, shutdown.
 //!
 //! ```text
 //! connect ──▶ subscribe ──▶ is logind there? ──yes──▶ list sessions ──▶ follow its signals
-//!    ▲                             └──no, or it went──▶ wait for it ──────▲      │
-//!    └──── at the agent's next tick ◀──── the bus is gone, or does not answer ◀──┘
+//!    ▲                             └──no, or it ended──▶ wait for it ─────▲      │
+//!    └──── at the agent's next tick ◀──── the bus is lost, or does not answer ◀──┘
 //! ```
 //!
-//! logind is not started by this: where it is not on the bus, it is waited for. Sessions are kept when logind or
-//! the bus is restarted, and compared with the new list.
+//! The monitor does not start logind: where it is not on the bus, the monitor waits for it. Sessions are kept when
+//! logind or the bus is restarted, and compared with the new list.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -28,10 +28,10 @@ const BUS: &str = "org.freedesktop.DBus";
 const LOGIND: &str = "org.freedesktop.login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 
-/// How long an answer may take.
+/// Timeout for an answer.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The signals of logind that count; the bus sends no others.
+/// Signals of logind that are handled; the monitor subscribes to no others.
 const SIGNALS: [&str; 4] = ["SessionNew", "SessionRemoved", "PrepareForSleep", "PrepareForShutdown"];
 
 pub(super) async fn watch(guest: Guest, address: Option<String>) -> Result<Infallible, Infallible> {
@@ -43,7 +43,7 @@ pub(super) async fn watch(guest: Guest, address: Option<String>) -> Result<Infal
             Ok(()) => "the connection was closed".to_owned(),
             Err(error) => error.to_string(),
         };
-        // Once per outage.
+        // Logged once per outage.
         if !said || connected {
             tracing::info!("no events from logind until the system bus answers: {error}");
             said = true;
@@ -52,10 +52,10 @@ pub(super) async fn watch(guest: Guest, address: Option<String>) -> Result<Infal
     }
 }
 
-/// The sessions that are known, by their id.
+/// Known sessions, by their identifier.
 type Sessions = BTreeMap<String, UserSession>;
 
-/// Follows logind until the bus is gone.
+/// Follows logind until the connection to the bus is lost.
 async fn follow(
     hub: &Arc<Hub>,
     address: Option<&str>,
@@ -84,10 +84,10 @@ async fn follow(
     }
 }
 
-/// What is said on the bus, as far as it counts.
+/// Message on the bus that the monitor handles.
 #[derive(Debug, PartialEq, Eq)]
 enum Signal {
-    /// logind came, or went.
+    /// logind appeared on the bus, or disappeared from it.
     Owner,
     SessionNew(String, OwnedObjectPath),
     SessionRemoved(String),
@@ -98,11 +98,11 @@ enum Signal {
 struct Follower<'a> {
     hub: &'a Hub,
     connection: Connection,
-    /// All that comes, in the order in which it was sent.
+    /// All messages, in the order in which they were sent.
     stream: MessageStream,
-    /// What came while an answer was waited for.
+    /// Signals that arrived while the monitor waited for an answer.
     waiting: VecDeque<Signal>,
-    /// logind's own name on the bus. Everybody may send signals; only those from there are believed.
+    /// Unique name of logind on the bus. Any client may send signals; only those from this name are trusted.
     logind: Option<String>,
     sessions: &'a mut Sessions,
 }
@@ -129,13 +129,13 @@ impl Follower<'_> {
         self.list().await
     }
 
-    /// Brings what is known about sessions up to date.
+    /// Updates the known sessions from logind's list.
     async fn list(&mut self) -> zbus::Result<()> {
         let Some(logind) = self.logind.clone() else { return Ok(()) };
         let reply = self.call(&logind, "/org/freedesktop/login1", MANAGER, "ListSessions", &()).await?;
         let listed: Vec<(String, u32, String, String, OwnedObjectPath)> = reply.body().deserialize()?;
         let mut listed: Vec<_> = listed.into_iter().map(|(id, _, _, _, path)| (id, path)).collect();
-        // As logind counts them: 2 is before 10.
+        // Sort numerically: 2 comes before 10.
         listed.sort_unstable_by(|(one, _), (other, _)| (one.len(), one).cmp(&(other.len(), other)));
         let gone: Vec<String> = {
             let known = self.sessions.keys();
@@ -158,7 +158,7 @@ impl Follower<'_> {
             Signal::Sleep(true) => self.hub.tell(Suspending {}),
             Signal::Sleep(false) => self.hub.tell(Resumed {}),
             Signal::Shutdown(true) => self.hub.tell(ShutdownBegun {}),
-            // It was called off, or failed.
+            // The shutdown was cancelled, or failed.
             Signal::Shutdown(false) => {}
         }
         Ok(())
@@ -176,7 +176,7 @@ impl Follower<'_> {
                     self.hub.tell(UserLoggedIn { session: Some(session) });
                 }
             }
-            // It may have ended already.
+            // The session may have ended already.
             Err(error) => tracing::debug!("cannot look up session {id}: {error}"),
         }
     }
@@ -187,7 +187,7 @@ impl Follower<'_> {
         }
     }
 
-    /// Calls a method. What comes before the answer is kept: a stream that nobody reads would hold up the
+    /// Calls a method. Messages that arrive before the answer are queued: a stream that is not read would hold up the
     /// answer.
     async fn call<B>(
         &mut self,
@@ -233,7 +233,7 @@ impl Follower<'_> {
 }
 
 enum Heard {
-    /// logind's own name on the bus from now on.
+    /// Unique name of logind on the bus from now on.
     Owner(Option<String>),
     Signal(Signal),
 }
@@ -269,8 +269,8 @@ fn understand(message: &Message, logind: Option<&str>) -> zbus::Result<Option<He
     })))
 }
 
-/// The session with these properties, if it is a user's: not a greeter, a lock screen, a service or the
-/// manager of a user's services.
+/// Returns the session with these properties if it is a user's: not that of a greeter, a lock screen, a service or
+/// the manager of a user's services.
 fn session(id: &str, properties: &HashMap<String, OwnedVariant>) -> Option<UserSession> {
     let text = |name: &str| {
         let value = properties.get(name).and_then(|value| value.downcast_ref::<&str>().ok());

@@ -1,12 +1,13 @@
-//! Watches this machine and tells the [`Hub`](crate::guest::events::Hub) what happens in it. Each monitor sleeps
-//! until the kernel, or logind, says that something changed; what they do not say is looked at with ticks of the agent.
+//! Watches this machine and reports changes to the [`Hub`](crate::guest::events::Hub). Each monitor sleeps until
+//! the kernel or logind reports a change; things whose changes they do not report are examined at ticks of the
+//! agent.
 //!
 //! ```text
-//! source says "changed" ──▶ wait until it is quiet ──▶ look at everything ──▶ tell what differs
+//! source says "changed" ──▶ wait until it is quiet ──▶ look at everything ──▶ report differences
 //! ```
 //!
-//! A monitor subscribes before it looks for the first time, so nothing falls between. One whose source this
-//! machine does not have says so once, and rests.
+//! A monitor subscribes before it looks for the first time, so that no change is missed. A monitor whose source
+//! this machine lacks logs that once, and then does nothing.
 //!
 //! To add one: a file with what it watches, its decisions pure, and a line in [`all`].
 
@@ -31,19 +32,19 @@ pub mod links;
 mod logind;
 mod mounts;
 
-/// Changes that follow each other more closely are one.
+/// Pause that ends a series of changes: changes that follow each other more closely count as one.
 const QUIET: Duration = Duration::from_millis(50);
-/// But no change is told later than this.
+/// Maximum delay of a report, however often changes follow each other.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// What the monitors may be told.
+/// Settings of the monitors.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Names of links that are none of the host's business; see [`links::IGNORED`].
+    /// Name patterns of network interfaces that are not reported to the host; see [`links::IGNORED`].
     pub ignored_links: Vec<String>,
-    /// The D-Bus address of the system bus; absent for where it usually is.
+    /// D-Bus address of the system bus; `None` for the usual one.
     pub bus_address: Option<String>,
-    /// When file systems are looked at.
+    /// Settings for examining file systems.
     pub fullness: fullness::Settings,
 }
 
@@ -57,11 +58,11 @@ impl Default for Settings {
     }
 }
 
-/// A monitor's work; it ends when the shutdown begins.
+/// Work of a monitor; ends when the shutdown begins.
 pub type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// All monitors, each with the name of what it watches. One looks around after the other, and who asks the agent
-/// something meanwhile is answered in between.
+/// Returns all monitors, each with the name of what it watches. Their first looks are made one after the other, so
+/// that clients of the agent are served in between.
 pub fn all(guest: &Guest, settings: Settings, shutdown: &CancellationToken) -> Vec<(&'static str, Work)> {
     let Settings { ignored_links, bus_address, fullness } = settings;
     let monitors: [(_, Work); 7] = [
@@ -79,10 +80,11 @@ pub fn all(guest: &Guest, settings: Settings, shutdown: &CancellationToken) -> V
     monitors.into_iter().enumerate().map(|(place, (name, work))| (name, in_turn(place, work))).collect()
 }
 
-/// Turns of the event loop until a client that waits since before the start is accepted, read and answered.
+/// Turns of the event loop after which a client that has been waiting since before the start is accepted, read and
+/// answered.
 const CLIENTS: usize = 4;
 
-/// Begins after clients that wait already, and after `place` others have.
+/// Delays work until waiting clients were served and `place` other monitors have begun.
 fn in_turn(place: usize, work: Work) -> Work {
     Box::pin(async move {
         for _ in 0..CLIENTS + place {
@@ -106,16 +108,16 @@ fn rest_if_missing<E: fmt::Display + Send + 'static>(
     })
 }
 
-/// What says that something changed, but not what.
+/// Source that reports that something changed, but not what.
 trait Source: Sync {
-    /// Something changed. Everything until then is one change.
+    /// Completes when something has changed. All changes until then count as one.
     fn changed(&self) -> impl Future<Output = io::Result<()>> + Send;
 
-    /// Whether there was a change since the last one.
+    /// Returns whether something has changed since the last reported change.
     fn has_changed(&self) -> io::Result<bool>;
 }
 
-/// Looks at once, and again after every change; after a failure at the next tick.
+/// Calls `look` at once, and again after every change; after a failure, at the next tick.
 async fn follow(
     guest: &Guest,
     source: &impl Source,
@@ -132,8 +134,8 @@ async fn follow(
     }
 }
 
-/// Something changed, and it has been quiet since, or has not been for too long. However much changes
-/// meanwhile, only the pauses wake the agent.
+/// Waits for a change, and then until no more follow or the maximum delay has passed. However many changes arrive,
+/// only the pauses wake the agent.
 async fn settled(source: &impl Source) -> io::Result<()> {
     source.changed().await?;
     let begun = Instant::now();

@@ -1,9 +1,9 @@
-//! File systems that are mounted on disks, or come from the network.
+//! File systems that are mounted from disks or from the network.
 //!
-//! Each is one entry, wherever else it shows: of mounts that show the same files, or a folder of them, the
-//! first in the kernel's list counts. So the bind mounts of containers and pods (kubelet's subpaths) are left out, and a
-//! subvolume of btrfs beside another one is not. What kubelet gives to a pod as a volume of CSI counts, too, be it a file
-//! system or a device: it says which pod has it.
+//! Each is one entry, wherever else it is mounted: of several mounts that show the same files, or a directory of
+//! them, the first in the kernel's list counts. So the bind mounts of containers and pods (kubelet's subpaths) are
+//! left out, while two subvolumes of one btrfs are two entries. A CSI volume that kubelet gives to a pod also
+//! counts, be it a file system or a device: the entry shows which pod has it.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use crate::sys::block;
 use crate::sys::mountinfo::{Mount, MountList, REMOVED};
 use crate::wire::proto::v1::{FileSystemMounted, FileSystemUnmounted, MountedFileSystem};
 
-/// File systems of other machines. Of FUSE's only those that are known: most others are programs' own.
+/// Types of network file systems. Of FUSE only known ones: most others are private to a program.
 const NETWORK: &[&str] = &[
     "9p",
     "afs",
@@ -38,10 +38,10 @@ const NETWORK: &[&str] = &[
     "virtiofs",
 ];
 
-/// File systems that may be on several block devices, and so have no number of one.
+/// Types of file systems that may span several block devices, and so have no device number of one.
 const SEVERAL_DEVICES: &[&str] = &["bcachefs", "btrfs", "zfs"];
 
-/// Images that are only ever read, such as snaps.
+/// Types of read-only images, such as snaps.
 const IMAGES: &[&str] = &["squashfs"];
 
 impl Source for MountList {
@@ -99,23 +99,24 @@ fn counts(mount: &Mount) -> bool {
     (on_disk && !IMAGES.contains(&kind)) || NETWORK.contains(&kind)
 }
 
-/// Whether this is kubelet's place for a volume of CSI, `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`.
+/// Returns whether this is kubelet's mount point for a CSI volume,
+/// `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`.
 fn is_volume_of_a_pod(mount_point: &str) -> bool {
     let end: Vec<_> = mount_point.rsplit('/').take(6).collect();
     matches!(end[..], ["mount", _, "kubernetes.io~csi", "volumes", _, "pods"])
 }
 
-/// The device that is bound to kubelet's place for a raw block volume of CSI,
+/// Returns the device that is bound to kubelet's path for a CSI raw block volume,
 /// `<root>/plugins/kubernetes.io/csi/volumeDevices/publish/<volume>/<pod>`.
 fn device_of_a_pod(mount: &Mount) -> Option<String> {
     let end: Vec<_> = mount.mount_point.rsplit('/').take(4).collect();
     let is_place = matches!(end[..], [_, _, "publish", "volumeDevices"]);
-    // One whose disk is gone has no name any more.
+    // A device node whose disk was removed no longer has a name.
     (is_place && mount.kind == "devtmpfs" && !mount.root.ends_with(REMOVED))
         .then(|| block::file(mount.root.trim_start_matches('/')))
 }
 
-/// The folder, the one that it is in, and so on up to `/`.
+/// Iterates over the directory and all directories above it, up to `/`.
 fn folders_up(folder: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(folder), |folder| {
         let (above, last) = folder.rsplit_once('/')?;
@@ -127,8 +128,8 @@ fn folders_up(folder: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What happened between two looks: what is gone, the one mounted last first, then what is new, in the order
-/// in which it was mounted. What is there twice counts twice.
+/// Returns the changes between two lists: first unmounted file systems, the one mounted last first, then new ones
+/// in the order in which they were mounted. Duplicate entries count separately.
 fn changes(before: &[MountedFileSystem], now: &[MountedFileSystem]) -> Vec<Kind> {
     let mut changes: Vec<Kind> = surplus(before.iter().rev(), now).map(unmounted).collect();
     changes.extend(surplus(now.iter(), before).map(mounted));
@@ -143,7 +144,7 @@ fn unmounted(file_system: MountedFileSystem) -> Kind {
     FileSystemUnmounted { file_system: Some(file_system) }.into()
 }
 
-/// Those of `listed` that `counted` has not, or not as often.
+/// Returns the entries of `listed` that `counted` lacks or contains less often.
 fn surplus<'a>(
     listed: impl Iterator<Item = &'a MountedFileSystem>,
     counted: &'a [MountedFileSystem],
@@ -171,7 +172,7 @@ mod tests {
     use crate::events::state::{Kept, Unbounded};
     use crate::sys::mountinfo;
 
-    /// A Kubernetes node on Debian with a btrfs disk; the numbers do not matter.
+    /// Mounts of a Kubernetes node on Debian with a btrfs disk; the numbers do not matter.
     const NODE: &[u8] = b"\
 22 27 0:21 / /proc rw - proc proc rw\n\
 24 27 0:6 / /dev rw - devtmpfs udev rw\n\

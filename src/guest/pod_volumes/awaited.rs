@@ -1,5 +1,6 @@
-//! Places that kubelet has staged, and where a publish took away what was dead without anything new being there yet. The list
-//! of mounts does not tell them from places that were never staged, so they are written down, for the agent's next run, too.
+//! Staging paths at which a publish has unmounted a dead file system, with nothing mounted in its place yet. The
+//! list of mounts cannot distinguish them from paths that were never staged, so they are recorded, for the agent's
+//! next run as well.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,20 +13,20 @@ use crate::guest::pod_volumes::{Error, look};
 use crate::sys::files;
 use crate::sys::root::Root;
 
-/// Where they are written down: in memory, as the mounts are, and lost with the next boot.
+/// Directory of the record: in memory, like the mounts, and lost at the next boot.
 const FOLDER: &str = "/run/guestlet";
 const NAME: &str = "awaited-volumes.json";
-/// Bytes of that: more than a thousand of the longest places need.
+/// Limit on the bytes of the record: more than a thousand of the longest paths need.
 const MOST: u64 = 4 << 20;
 
-/// The places; none as long as nobody has asked.
+/// Recorded paths; none until they are first needed.
 #[derive(Debug, Default)]
 pub(super) struct Awaited(Mutex<Option<BTreeSet<PathBuf>>>);
 
-/// Says whether a place is one that a publish is to stage again. What is said outlasts the agent when this returns.
+/// Records whether a publish has to stage this path again. When this returns, the record outlasts the agent.
 ///
 /// # Errors
-/// If it cannot be written down.
+/// If the record cannot be written.
 pub(super) async fn set(guest: &Guest, place: &Path, awaited: bool) -> Result<(), Error> {
     let change = move |places: &mut BTreeSet<PathBuf>, place: PathBuf| {
         if awaited { places.insert(place) } else { places.remove(&place) }
@@ -41,10 +42,10 @@ pub(super) async fn set(guest: &Guest, place: &Path, awaited: bool) -> Result<()
     .await
 }
 
-/// Whether a place is one.
+/// Returns whether a publish has to stage this path again.
 ///
 /// # Errors
-/// If what was written down cannot be read.
+/// If the record cannot be read.
 pub(super) async fn is(guest: &Guest, place: &Path) -> Result<bool, Error> {
     with(guest, place, "look up", |_, places, place| Ok(places.contains(&place))).await
 }
@@ -71,7 +72,7 @@ async fn with<T: Send + 'static>(
 fn read(root: &Root) -> io::Result<BTreeSet<PathBuf>> {
     let file = root.path(FOLDER).join(NAME);
     let Some(bytes) = files::read_at_most(&file, MOST)? else { return Ok(BTreeSet::new()) };
-    // Then those places are taken for ones that were never staged, and nothing is done there.
+    // The paths then count as never staged, and nothing is done there.
     Ok(serde_json::from_slice(&bytes).unwrap_or_else(|error| {
         tracing::warn!("{} cannot be understood: {error}", file.display());
         BTreeSet::new()
@@ -111,7 +112,7 @@ mod tests {
         set(&last, two, false).await.unwrap();
         let file = folder.path().join("run/guestlet").join(NAME);
         assert!(!file.exists());
-        // What makes no sense is no place, and what cannot be read is an error.
+        // A malformed record is an empty one, but a record that cannot be read is an error.
         std::fs::write(&file, "{").unwrap();
         assert!(!is(&run(), one).await.unwrap());
         std::fs::remove_file(&file).unwrap();

@@ -1,4 +1,4 @@
-//! Which disk a volume is, and waiting for it.
+//! Finds the disk of a volume, and waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,25 +14,25 @@ use crate::guest::pod_volumes::{Error, unfrozen};
 use crate::guest::volumes::{self, held::Held};
 use crate::sys::{blocking, sysfs};
 
-/// How long a disk that is said to be plugged may take to appear.
+/// Time limit for the appearance of a disk that was reported as plugged.
 pub(super) const LONGEST: Duration = Duration::from_secs(30);
-/// A disk that is on its way comes within this time; one that was let go of never comes by itself.
+/// Time within which a disk that is being plugged appears; one that was released never appears by itself.
 const ON_ITS_WAY: Duration = Duration::from_millis(300);
-/// A disk that does not answer any more is told to be gone within this time.
+/// Time within which a disk that no longer responds is reported as removed.
 const LEAVING: Duration = Duration::from_secs(2);
-/// Characters of a volume's name that say enough to be looked for within a disk's.
+/// Length in bytes from which a volume's name is distinctive enough to be searched for within a disk's names.
 const ENOUGH: usize = 8;
-/// What libvirt puts before the name that it was given.
+/// Prefixes that libvirt puts before the given name.
 const ALIAS_PREFIXES: [&str; 3] = ["drive-ua-", "ua-", "drive-"];
 
-/// By what the disk of a volume is known.
+/// Properties by which the disk of a volume is recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// The volume's name.
+    /// Name of the volume.
     pub volume: String,
-    /// The disk's serial number, if who attached it has said so.
+    /// Serial number of the disk, if the host half has given one.
     pub serial: Option<String>,
-    /// Its bus, the same.
+    /// Bus of the disk, if the host half has given it.
     pub bus: Option<Bus>,
 }
 
@@ -45,20 +45,20 @@ impl Wanted {
     }
 }
 
-/// A disk that is meant.
+/// Disk that was found for a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// It.
+    /// Disk that matches.
     pub disk: Arc<KnownDisk>,
-    /// It says all of what it is known by. Another one may be meant, and only that one be there that has part of the
-    /// same name: it is never formatted.
+    /// True if the disk reports all that it is recognised by. Otherwise a different disk may be meant, and this one
+    /// only shares part of the name: it is never formatted.
     pub sure: bool,
 }
 
-/// The one disk that says all of what the volume's is known by, if it is there. Pure.
+/// Returns the one disk that reports all that the volume's disk is recognised by, if it is present. Pure.
 ///
 /// # Errors
-/// If there are several, or nothing could be one.
+/// If several disks match, or the properties cannot identify a disk.
 pub fn choose_sure(disks: &[Arc<KnownDisk>], wanted: &Wanted) -> Result<Option<Arc<KnownDisk>>, Error> {
     let by = selector(wanted)?;
     let is_it = |disk: &&Arc<KnownDisk>| {
@@ -67,12 +67,12 @@ pub fn choose_sure(disks: &[Arc<KnownDisk>], wanted: &Wanted) -> Result<Option<A
     one(disks.iter().filter(is_it).collect(), wanted)
 }
 
-/// The one disk that is meant, if it is there: that which says all of what it is known by, or else has no room for
-/// more than its beginning, or else, if nobody has said a serial number, has the volume's name within one of its own.
-/// Pure.
+/// Returns the one disk that is meant, if it is present: the one that reports all that it is recognised by; else
+/// one that has room for only the beginning; else, if no serial number was given, one with the volume's name
+/// within one of its own. Pure.
 ///
 /// # Errors
-/// If there are several, or nothing could be one.
+/// If several disks match, or the properties cannot identify a disk.
 pub fn choose(disks: &[Arc<KnownDisk>], wanted: &Wanted) -> Result<Option<Found>, Error> {
     if let Some(disk) = choose_sure(disks, wanted)? {
         return Ok(Some(Found { disk, sure: true }));
@@ -104,12 +104,12 @@ fn one(mut found: Vec<&Arc<KnownDisk>>, wanted: &Wanted) -> Result<Option<Arc<Kn
     }
 }
 
-/// All that a disk is called.
+/// Returns all names of a disk: its alias and its serial numbers.
 fn names(disk: &KnownDisk) -> impl Iterator<Item = String> + '_ {
     disk.alias.clone().into_iter().chain(disk.serials.iter().map(Serial::text))
 }
 
-/// Whether a disk is called exactly this, but for what libvirt puts before it.
+/// Returns whether a disk has exactly this name, apart from libvirt's prefixes.
 fn is_called(disk: &KnownDisk, name: &str) -> bool {
     names(disk).any(|called| {
         let bare = ALIAS_PREFIXES.iter().find_map(|prefix| called.strip_prefix(prefix));
@@ -117,18 +117,18 @@ fn is_called(disk: &KnownDisk, name: &str) -> bool {
     })
 }
 
-/// The disk that is meant, if it is known now.
+/// Returns the disk that is meant, if it is known now.
 ///
 /// # Errors
-/// As [`choose`].
+/// The errors of [`choose`].
 pub fn known(guest: &Guest, wanted: &Wanted) -> Result<Option<Found>, Error> {
     choose(&guest.disks.all(), wanted)
 }
 
-/// Holds `disk`, if it is still the one that is meant: much may have happened while it was waited for.
+/// Holds `disk`, if it is still the one that is meant: it may have been replaced while it was waited for.
 ///
 /// # Errors
-/// [`volumes::Error::Another`] if it is not; as [`Held::of`] and [`choose`].
+/// [`volumes::Error::Another`] if it is not; the errors of [`Held::of`] and [`choose`].
 pub(super) async fn hold(guest: &Guest, wanted: &Wanted, disk: &KnownDisk) -> Result<Held, Error> {
     let held = Held::of(guest, disk, None, "it is being staged for kubelet").await?;
     unfrozen(guest)?;
@@ -140,15 +140,16 @@ pub(super) async fn hold(guest: &Guest, wanted: &Wanted, disk: &KnownDisk) -> Re
     Err(volumes::Error::Another { device: held.file().to_owned(), why }.into())
 }
 
-/// The disk that is meant, as soon as it is known. One that does not come is looked for on the SCSI buses: it may have
-/// been let go of. One that it is not sure of is taken only when no other has come in time.
+/// Waits for the disk that is meant, and returns it as soon as it is known. A disk that does not appear is scanned
+/// for on the SCSI buses, as it may have been released. An uncertain match is used only if no other disk has
+/// appeared in time.
 ///
 /// # Errors
-/// As [`choose`], and if it does not come in time.
+/// The errors of [`choose`]; also if the disk does not appear in time.
 pub async fn find(guest: &Guest, wanted: &Wanted, within: Duration) -> Result<Found, Error> {
     let found = wait(guest, wanted, within).await?;
     if let Some(serial) = &wanted.serial {
-        // It has not been taken away, whatever was said before.
+        // The disk is in use again, so an earlier release no longer counts.
         let _ = release::find(guest, &Selector::Serial(serial.clone()), Duration::ZERO).await;
     }
     Ok(found)
@@ -165,10 +166,10 @@ async fn wait(guest: &Guest, wanted: &Wanted, within: Duration) -> Result<Found,
         until(guest, wanted, end).await?
     } else {
         tracing::info!("looking for the disk of the volume {} on the SCSI buses", wanted.volume);
-        // It may be where the kernel still shows one that went.
+        // The disk may be in a place where the kernel still shows one that was unplugged.
         guest.disks.doubt();
         let root = guest.root.clone();
-        // Not waited for: what it finds is told as everything else is.
+        // The loop below does not depend on the scan: disks that it finds are reported like all others.
         let scan = blocking::run(move || {
             for host in sysfs::numbers(&root, "/sys/class/scsi_host", "host").unwrap_or_default() {
                 let path = format!("/sys/class/scsi_host/host{host}/scan");
@@ -199,12 +200,13 @@ async fn wait(guest: &Guest, wanted: &Wanted, within: Duration) -> Result<Found,
     Ok(found)
 }
 
-/// The disk that is surely meant, if it is known before `end`.
+/// Returns the disk that is certainly meant, if it becomes known before `end`.
 async fn until(guest: &Guest, wanted: &Wanted, end: Instant) -> Result<Option<Arc<KnownDisk>>, Error> {
     seen(guest, end, || choose_sure(&guest.disks.all(), wanted).transpose()).await.transpose()
 }
 
-/// Whether a disk that could not be used is on its way out: it has its name for a moment longer than it answers.
+/// Returns whether a disk that could not be used is disappearing: its name remains for a moment after it stops
+/// responding.
 pub(super) async fn leaves(guest: &Guest, disk: &KnownDisk) -> bool {
     let is_it = |known: &Arc<KnownDisk>| {
         (&known.name, known.generation, known.sequence) == (&disk.name, disk.generation, disk.sequence)
@@ -213,9 +215,9 @@ pub(super) async fn leaves(guest: &Guest, disk: &KnownDisk) -> bool {
     seen(guest, Instant::now() + LEAVING, gone).await.is_some()
 }
 
-/// What a look at the known disks finds, as soon as it does, but before `end`.
+/// Calls `look` at every change of the disks until it finds something or `end` is reached.
 async fn seen<T>(guest: &Guest, end: Instant, look: impl Fn() -> Option<T>) -> Option<T> {
-    // Subscribed before the first look: nothing falls between.
+    // Subscribed before the first look, so that no change is missed in between.
     let mut changes = guest.disks.changes();
     loop {
         changes.borrow_and_update();
@@ -284,11 +286,11 @@ mod tests {
             disk("sde", Bus::Scsi, None, Some((Source::Page80, "twice"))),
         ];
         assert_eq!(chosen(&disks, volume, None, None), "sda");
-        // What is only part of a name counts if there is nothing better, and then not for everything.
+        // A part of a name counts only if nothing matches better, and does not allow everything.
         assert_eq!(chosen(&disks[1..], volume, None, None), "sdb?");
         assert_eq!(chosen(&disks, "pvc-0", None, None), "none");
         assert!(chosen(&disks, "pvc-0a1b2c3d", None, None).contains("any of several disks: sda"));
-        // Whoever attached it says who it is: then nothing else counts.
+        // With a serial number from the host half, only that counts.
         assert_eq!(chosen(&disks, volume, Some("other"), None), "none");
         assert_eq!(chosen(&disks, volume, Some("0123456789abcdef0123"), Some(Bus::Virtio)), "vda");
         assert_eq!(chosen(&disks, volume, Some("0123456789abcdef0123"), Some(Bus::Scsi)), "sdc");
@@ -308,7 +310,7 @@ mod tests {
         }
         assert_eq!(chosen(std::slice::from_ref(&cut), other, None, None), "none");
         assert_eq!(chosen(std::slice::from_ref(&cut), "x", Some(&volume[..20]), None), "vda");
-        // One that has all of it is meant, and not the other.
+        // The disk that reports the full name matches, not the other.
         let whole = disk("sda", Bus::Scsi, Some(&format!("ua-{volume}")), None);
         assert_eq!(chosen(&[cut, whole], volume, None, None), "sda");
     }

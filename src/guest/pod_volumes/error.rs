@@ -1,4 +1,4 @@
-//! Why something was not done to a volume of pods.
+//! Errors of operations on volumes of pods.
 
 use std::io;
 use std::iter::successors;
@@ -8,138 +8,138 @@ use nix::errno::Errno;
 
 use crate::guest::volumes;
 
-/// Why not.
+/// Reasons why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// kubelet is not served.
+    /// The agent does not serve kubelet.
     #[error("kubelet's directory is not known")]
     NoKubelet,
-    /// Something else is being done to the volume.
+    /// Another operation on the volume is running.
     #[error("the volume {volume} is busy: {doing}")]
     Busy {
-        /// The volume.
+        /// Name of the volume.
         volume: String,
-        /// What is being done.
+        /// Description of the running operation.
         doing: &'static str,
     },
-    /// File systems are frozen.
+    /// File systems are frozen; describes the freeze.
     #[error("mounting and unmounting is suspended: {0}")]
     Frozen(String),
-    /// It takes too long; it goes on.
+    /// The operation takes too long; it continues.
     #[error("{} did not answer within {seconds} s", what.display())]
     Silent {
-        /// What was asked.
+        /// Path on which it works.
         what: PathBuf,
-        /// How long it was waited for.
+        /// Seconds for which it was waited for.
         seconds: u64,
     },
-    /// A path that is none of kubelet's.
+    /// The path is not a valid path of kubelet.
     #[error("the path {path:?} {problem}")]
     Path {
-        /// The path as it was given.
+        /// Path as given by the caller.
         path: String,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         problem: &'static str,
     },
-    /// What a path is in is not there.
+    /// The parent directory of the path is missing.
     #[error("the directory of {} does not exist", .0.display())]
     NoFolder(PathBuf),
-    /// Nothing that a disk could be known by.
+    /// The given properties cannot identify a disk, or the request cannot be fulfilled.
     #[error("{0}")]
     Unusable(String),
-    /// The disk is not there.
+    /// The disk did not appear.
     #[error("no disk of the volume {volume} ({by}) has appeared within {seconds} s")]
     NoDisk {
-        /// The volume.
+        /// Name of the volume.
         volume: String,
-        /// By what it was looked for.
+        /// Property by which it was searched for.
         by: String,
-        /// How long.
+        /// Seconds for which it was waited for.
         seconds: u64,
     },
-    /// Several disks may be meant.
+    /// Several disks match.
     #[error("the volume {volume} may be any of several disks: {}", disks.join("; "))]
     Ambiguous {
-        /// The volume.
+        /// Name of the volume.
         volume: String,
-        /// Their names, with what tells them apart.
+        /// Names of the disks, with what distinguishes them.
         disks: Vec<String>,
     },
-    /// The disk may be another one than the volume's.
+    /// The disk may not be the volume's.
     #[error("the volume {volume}: {disk} shows only part of its serial number, and so is {what}")]
     Unsure {
-        /// The volume.
+        /// Name of the volume.
         volume: String,
-        /// The disk, with what tells it from others.
+        /// Name of the disk, with what distinguishes it from others.
         disk: String,
-        /// Why that is not enough.
+        /// Operation that is refused because of that.
         what: &'static str,
     },
-    /// The disk is gone while it is in use.
+    /// The disk disappeared while it was in use.
     #[error("the disk of what is mounted at {} is gone", .0.display())]
     Gone(PathBuf),
-    /// It is used in another way already.
+    /// The volume is already in use in a different way.
     #[error("{} is in use for something else: {found}", place.display())]
     Otherwise {
-        /// Where.
+        /// Mount point of the volume.
         place: PathBuf,
-        /// How.
+        /// Description of the present mount.
         found: String,
     },
     /// The volume has not been staged.
     #[error("the volume is not staged at {}: {found}", place.display())]
     NotStaged {
-        /// Where.
+        /// Staging path.
         place: PathBuf,
-        /// What is there.
+        /// Description of what is there.
         found: &'static str,
     },
-    /// The server of a share does not answer, or cannot be reached.
+    /// The server of a share does not respond, or cannot be reached.
     #[error("the server of the share {address} does not answer: {why}")]
     NoServer {
-        /// As the kernel calls it.
+        /// Address and path, as in the list of mounts.
         address: String,
-        /// What was seen of it.
+        /// Reason for that conclusion.
         why: String,
     },
-    /// The kernel has no NFS, or cannot make mounts apart from where they are attached.
+    /// The kernel has no NFS, or cannot create mounts without attaching them.
     #[error(
         "this guest's kernel cannot mount shares: it is older than Linux 5.2, or has no module nfsv4 (on Debian in \
          linux-image-amd64 and -cloud-amd64, on Ubuntu in linux-modules-extra)"
     )]
     NoNfs,
-    /// Only one pod may have it.
+    /// Only one pod may use the volume, and this path already does.
     #[error("the volume is for one pod at a time, and is already published at {}", .0.display())]
     Taken(PathBuf),
-    /// Nothing is mounted there.
+    /// Nothing is mounted at the path.
     #[error("there is no volume at {}", .0.display())]
     NotThere(PathBuf),
-    /// A size that cannot be.
+    /// The size is out of range.
     #[error("{0}")]
     Range(String),
-    /// It cannot grow as it is.
+    /// The volume is mounted read-only, and so cannot grow.
     #[error("the file system at {} is read-only, and so cannot be grown", .0.display())]
     ReadOnly(PathBuf),
-    /// It did not grow.
+    /// A layer of the volume did not grow.
     #[error("{0}")]
     NotGrown(String),
-    /// What was done to the disk did not succeed.
+    /// An operation on the disk failed.
     #[error(transparent)]
     Volume(#[from] volumes::Error),
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {what} {}", place.display())]
     System {
-        /// To do what.
+        /// Operation that failed.
         what: &'static str,
-        /// With what.
+        /// Path of the object.
         place: PathBuf,
-        /// What it says.
+        /// Error returned by the kernel.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether this may come of a device that is gone, or about to go.
+    /// Returns whether the cause may be a device that has disappeared, or is about to.
     pub(super) fn is_of_a_device(&self) -> bool {
         use volumes::Error::{Another, Damaged, Empty, Program};
 

@@ -1,4 +1,4 @@
-//! Lets a volume take the room that its disk has gained, while it is in use.
+//! Grows a volume into the space that its disk has gained, while it is in use.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,30 +12,30 @@ use crate::guest::volumes::grow::{Outcome, grow};
 use crate::guest::volumes::held::Held;
 use crate::sys::block;
 
-/// How long growing may take.
+/// Time limit for growing.
 const TO_GROW: Duration = Duration::from_secs(30 * 60);
-/// How long a disk may take to say that it has grown.
+/// Time that a disk has to report its new size.
 const TO_TELL: Duration = Duration::from_secs(5);
-/// A size that was told for disks is looked at again at the latest after this time.
+/// Longest pause between two looks at the size of the disk, as its change is not always reported.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// What is to grow.
+/// Request to expand a volume.
 #[derive(Debug, Clone)]
 pub struct Expand {
-    /// The volume.
+    /// Name of the volume.
     pub volume: String,
-    /// Where it is staged or published.
+    /// Path where it is staged or published.
     pub path: String,
-    /// Bytes that it has to have; 0 for any.
+    /// Minimum size in bytes; 0 for any.
     pub required: u64,
-    /// Bytes that it must not have more of; 0 for any.
+    /// Maximum size in bytes; 0 for any.
     pub limit: u64,
 }
 
-/// Grows what is on a volume. The size of its disk in bytes.
+/// Grows what is on a volume. Returns the size of its disk in bytes.
 ///
 /// # Errors
-/// If it is not there, its disk is not as large, or what is on it does not grow.
+/// If it is not mounted there, its disk is not as large as required, or what is on it does not grow.
 pub async fn expand(guest: &Guest, wanted: &Expand) -> Result<u64, Error> {
     let _operation = begin(guest, &wanted.volume, "it is being expanded").await?;
     let missing = || Error::NotThere(wanted.path.clone().into());
@@ -43,7 +43,7 @@ pub async fn expand(guest: &Guest, wanted: &Expand) -> Result<u64, Error> {
     let (shown, _) = place::look_at(guest, &place).await?;
     let shown = shown.ok_or_else(missing)?;
     if share::is_share(&shown.mount) {
-        // Its server has made it larger, and everybody sees it.
+        // The server has already grown it, and all its clients see that.
         return Ok(wanted.required);
     }
     let Some(number) = shown.number.filter(|_| !shown.gone) else { return Err(Error::Gone(place)) };
@@ -67,7 +67,7 @@ pub async fn expand(guest: &Guest, wanted: &Expand) -> Result<u64, Error> {
         let file = guest.root.path(&block::file(block::name(&disk)));
         let held = Held::called(guest, &file, "it is being expanded for kubelet").await?;
         unfrozen(guest)?;
-        // What is mounted there keeps its number, if it is still mounted there.
+        // As long as the mount exists, the device keeps its number.
         let (now, _) = place::look_at(guest, &place).await?;
         if held.disk() != disk || now.is_none_or(|now| now.gone || now.number != Some(number)) {
             return Err(Error::Gone(place));
@@ -77,7 +77,7 @@ pub async fn expand(guest: &Guest, wanted: &Expand) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// How large the disk is, as soon as that is enough, or when it has had its time to say so.
+/// Returns the size of the disk, as soon as it suffices or the disk has had its time to report it.
 async fn size(guest: &Guest, disk: &str, required: u64) -> Result<u64, Error> {
     let bytes = block::bytes(&guest.root, disk);
     if required != 0 && bytes >= required {

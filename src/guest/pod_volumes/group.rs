@@ -1,4 +1,4 @@
-//! Gives a volume to a pod's group.
+//! Gives the files of a volume to the pod's group (fsGroup).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use crate::guest::volumes::held::Held;
 use crate::sys::block_stack::is_on;
 use crate::sys::{blocking, folders};
 
-/// How long all files of a volume may take.
+/// Time limit for all files of a volume.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
-/// Gives what is mounted at `place` to `group`: all of it belongs to that group, which may write to it, and what is made
-/// later belongs to it, too. Done already if its uppermost folder is so; that comes last. Where its disk is held it is
-/// that one which is mounted there.
+/// Gives all files of the mount at `place` to `group`, which may then write to them; files created later belong to
+/// it as well. Skipped if the root directory already belongs to the group, as that is changed last. If `held` is
+/// given, the mount has to be of that device.
 pub(super) async fn give(guest: &Guest, place: &Path, held: Option<&Held>, group: u32) -> Result<(), Error> {
     let list = place::mounts(guest).await?;
     let mount = list.into_iter().rfind(|mount| Path::new(&mount.mount_point) == place);
@@ -25,7 +25,7 @@ pub(super) async fn give(guest: &Guest, place: &Path, held: Option<&Held>, group
     let work = blocking::run(move || {
         let failed = |error| Error::system("give to its group", path.clone())(error);
         let folder = effects.open_mount(&mount).map_err(failed)?;
-        // It is this mount, which is of this device.
+        // The mount is opened; check that the held device is still the same.
         held.as_ref().map_or(Ok(()), Held::check)?;
         if held.as_ref().is_some_and(|held| !is_on(&root, &mount, held.number())) {
             return Err(Error::NotThere(path));

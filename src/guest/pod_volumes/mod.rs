@@ -1,20 +1,20 @@
-//! Volumes of pods: disks that kubelet has mounted for them, below its own folder.
+//! Volumes of pods: disks that kubelet has mounted for them, below its own directory.
 //!
 //! ```text
 //!  disk ──stage──▶ staged: mounted at the volume's place ──publish──▶ published: bound to a pod's place
-//!   ▲                │  (of a block volume: its file is bound           │  (any number of them)
+//!   ▲                │  (of a block volume: its node is bound           │  (any number of them)
 //!   │                │   to the file "device" there)                    │
 //!   └────unstage─────┘ ◀─────────────────unpublish──────────────────────┘
 //! ```
-//! What is staged and published is what the kernel's list of mounts says, never what is remembered: every verb may be
-//! repeated, also after the agent, kubelet or the machine has ended in the middle of it. (Only what that list cannot tell
-//! is written down, in `awaited`.) One thing at a time is done to a
-//! volume, and a bounded number in all. A disk is chosen once more after it is held, and stays held until all is done.
+//! The kernel's list of mounts decides what is staged and published, and not a record. So every operation may be
+//! repeated, also after the agent, kubelet or the machine has ended in the middle of it. (Only what that list
+//! cannot show is recorded, in `awaited`.) One operation at a time runs on a volume, and a limited number in
+//! total. A disk is chosen once more after it is held, and stays held until the end of the operation.
 //!
-//! - [`disk`] finds the disk of a volume, [`place`] is about kubelet's folder and what is mounted there.
+//! - [`disk`] finds the disk of a volume; [`place`] handles kubelet's directory and the mounts there.
 //! - [`stage`], [`publish`] and [`remove`] mount and unmount; `group` gives a volume to a pod's group.
-//! - [`share`] is about volumes that are no disk, but served over the network.
-//! - [`expand`] takes the room that a disk has gained, [`stats`] tells how full and how well a volume is.
+//! - [`share`] handles volumes that are not on a disk, but served over the network.
+//! - [`expand`] uses the space that a disk has gained; [`stats`] reports usage and condition of a volume.
 
 mod awaited;
 pub mod disk;
@@ -38,26 +38,26 @@ use crate::guest::{Guest, freeze};
 use crate::turns::{self, Turns};
 pub use error::Error;
 
-/// Operations that run at a time; more wait for their turn.
+/// Limit on the operations that run at a time; further ones wait.
 const AT_ONCE: u32 = 16;
 
-/// How a volume is used.
+/// Kinds of access to a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// As a device.
+    /// As a block device.
     Block,
     /// As a file system.
     Mount {
-        /// Its kind; any that is there, or [the usual one](stage::USUAL), if nothing is said.
+        /// Kind of file system; if absent, the present one or [the usual one](stage::USUAL).
         kind: Option<String>,
-        /// As for mount(8).
+        /// Mount options, as for mount(8).
         options: Vec<String>,
-        /// The group that may write to it.
+        /// Group that may write to it.
         group: Option<u32>,
     },
 }
 
-/// What is being done to pods' volumes, and where kubelet is.
+/// Running operations on pods' volumes, and kubelet's directory.
 #[derive(Debug)]
 pub struct PodVolumes {
     turns: Turns<Thing, &'static str>,
@@ -73,24 +73,24 @@ impl Default for PodVolumes {
     }
 }
 
-/// What only one may work on.
+/// Object on which only one operation may work at a time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Thing {
-    /// What is written to a volume, by its name.
+    /// Volume with this name, while it is changed.
     Volume(String),
-    /// A look at how full the volume at a path is.
+    /// Query of the usage of the volume at a path.
     Fill(PathBuf),
-    /// A new mount from the server of a share.
+    /// New mount from the server of a share.
     Share(String),
-    /// A question to the server of a share that is mounted.
+    /// Query to the server of a mounted share.
     Server((u32, u32), String),
-    /// A share's mount at a place of a pod.
+    /// Mount of a share at a path of a pod.
     Place(PathBuf),
 }
 
 type Turn = turns::Turn<Thing, &'static str>;
 
-/// Nobody else does anything to a volume as long as this is there.
+/// Exclusive right to work on a volume, until it is dropped.
 #[derive(Debug)]
 struct Operation {
     _turn: Turn,
@@ -98,29 +98,29 @@ struct Operation {
 }
 
 impl PodVolumes {
-    /// Says once where kubelet's folder is; without it there are no volumes of pods.
+    /// Sets kubelet's directory, once; without it no volumes of pods are served.
     pub fn serve(&self, root: &Path) {
         let _ = self.root.set(root.to_owned());
     }
 
-    /// kubelet's folder.
+    /// Returns kubelet's directory.
     fn root(&self) -> Result<&Path, Error> {
         self.root.get().map(PathBuf::as_path).ok_or(Error::NoKubelet)
     }
 
-    /// Whether a place is in kubelet's folder, as far as that can be told without looking at it.
+    /// Returns whether a path is in kubelet's directory, judged by the path alone.
     pub fn is_kubelets(&self, place: &str) -> bool {
         self.root.get().is_some_and(|root| Path::new(place).starts_with(root))
     }
 
-    /// Completes when nothing is being done.
+    /// Waits until no operation is running.
     pub async fn idle(&self) {
-        // Never closed.
+        // The semaphore is never closed.
         let _ = self.places.acquire_many(AT_ONCE).await;
     }
 }
 
-/// Begins to do something to a volume that writes.
+/// Begins an operation that changes a volume.
 async fn begin(guest: &Guest, volume: &str, doing: &'static str) -> Result<Operation, Error> {
     let desk = &guest.pod_volumes;
     let busy = |doing| Error::Busy { volume: volume.to_owned(), doing };
@@ -130,7 +130,7 @@ async fn begin(guest: &Guest, volume: &str, doing: &'static str) -> Result<Opera
     Ok(Operation { _turn: turn, _place: place })
 }
 
-/// Nothing is begun while file systems are frozen, or about to be.
+/// Fails while file systems are frozen, or about to be: no operation is begun then.
 fn unfrozen(guest: &Guest) -> Result<(), Error> {
     match guest.freezer.status() {
         freeze::Status::Thawed { .. } => Ok(()),
@@ -138,15 +138,19 @@ fn unfrozen(guest: &Guest) -> Result<(), Error> {
     }
 }
 
-/// Looks at files that are under way at a time. Those that hang hold their places, and so no more threads than these hang.
+/// Limit on concurrent file system accesses. Those that hang keep their permits, so no more threads than these can
+/// hang.
 static LOOKS: Semaphore = Semaphore::const_new(32);
 
-/// Does what should take a moment only, beside the event loop.
+/// Runs work that should be brief on a thread that may block.
+///
+/// # Errors
+/// If it takes longer than 20 s; it then continues.
 async fn look<T: Send + 'static>(what: &Path, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     let done = tokio::time::timeout(PATIENCE, async {
-        // Never closed.
+        // The semaphore is never closed.
         let place = LOOKS.acquire().await;
         let look = move || {
             let done = work();

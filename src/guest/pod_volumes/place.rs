@@ -1,7 +1,7 @@
-//! Places in kubelet's folder, and what is mounted there.
+//! Paths in kubelet's directory, and the mounts there.
 //!
-//! A path counts only if it leads into kubelet's folder when all links on the way are followed, and its own last part is
-//! no link. That last part itself is never asked: its file system may not answer.
+//! A path is valid only if it leads into kubelet's directory after all symbolic links are resolved, and its last
+//! component is not a link. That last component itself is never accessed, as its file system may not respond.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -15,12 +15,12 @@ use crate::sys::block_device;
 use crate::sys::mountinfo::{Mount, MountList, REMOVED};
 use crate::sys::root::Root;
 
-/// Bytes of a path.
+/// Limit on the bytes of a path.
 const LONGEST: usize = 4000;
-/// The file, in the folder where a block volume is staged, that its device is bound to.
+/// Name of the file in the staging directory of a block volume to which its device node is bind-mounted.
 pub const DEVICE: &str = "device";
 
-/// What a path says by itself, without a look at the file system.
+/// Checks a path without accessing the file system.
 fn lexical(path: &str) -> Result<PathBuf, Error> {
     let wrong = |problem| Error::Path { path: path.chars().take(LONGEST).collect(), problem };
     if path.len() > LONGEST {
@@ -39,12 +39,12 @@ fn lexical(path: &str) -> Result<PathBuf, Error> {
     if parts.file_name().is_none() {
         return Err(wrong("is the whole file system"));
     }
-    // Without double slashes, dots, or a slash at its end.
+    // Drops double slashes, single dots, and a trailing slash.
     Ok(parts.components().collect())
 }
 
-/// Where a path of kubelet's leads: the folder that it is in has no links in it any more. None if that folder is not
-/// there.
+/// Resolves a path given by kubelet: the links in its parent directory are followed. Returns none if that
+/// directory is missing.
 ///
 /// # Errors
 /// If the path is not below kubelet's directory.
@@ -63,7 +63,7 @@ pub async fn resolve(guest: &Guest, path: &str) -> Result<Option<PathBuf>, Error
     }
 }
 
-/// As [`resolve`], of a volume that is asked for: at no other path is one.
+/// Resolves the path of an existing volume as [`resolve`] does. At an invalid path there is no volume.
 ///
 /// # Errors
 /// If no volume can be there.
@@ -75,10 +75,10 @@ pub async fn of_volume(guest: &Guest, path: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// As [`resolve`], of what has to have a folder.
+/// Resolves a path as [`resolve`] does whose parent directory has to exist.
 ///
 /// # Errors
-/// As [`resolve`], and if the folder is not there.
+/// The errors of [`resolve`]; also if the directory is missing.
 pub async fn existing(guest: &Guest, path: &str) -> Result<PathBuf, Error> {
     resolve(guest, path).await?.ok_or_else(|| Error::NoFolder(path.into()))
 }
@@ -97,7 +97,7 @@ fn resolve_in(root: &Path, path: &Path) -> io::Result<Found> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         found => Some(found?),
     };
-    // What is not there cannot be a link: it is where it says.
+    // A path that does not exist cannot be a link, so it is judged by its text.
     let is_below = |root: &Path| path.starts_with(root) && path != root;
     let missing = if is_below(root) || real_root.as_deref().is_some_and(is_below) {
         Found::Missing
@@ -115,7 +115,7 @@ fn resolve_in(root: &Path, path: &Path) -> io::Result<Found> {
     if !folder.starts_with(&root) || place == root {
         return Ok(Found::Outside);
     }
-    // Of what a file system that does not answer has mounted there, readlink(2) says nothing that matters.
+    // Other errors of readlink(2) come from a mounted file system that does not respond, and do not matter.
     match std::fs::read_link(&place) {
         Ok(_) => Ok(Found::Link),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(missing),
@@ -123,41 +123,42 @@ fn resolve_in(root: &Path, path: &Path) -> io::Result<Found> {
     }
 }
 
-/// What is mounted last at a place.
+/// Last mount at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
-    /// The mount.
+    /// Entry in the list of mounts.
     pub mount: Mount,
-    /// It is a device's file, not a file system.
+    /// True if it is a bind-mounted device node, not a file system.
     pub is_device: bool,
-    /// The device that it is, or is on.
+    /// Number of the device that it is, or is on.
     pub number: Option<Number>,
-    /// That device is not there any more.
+    /// True if that device no longer exists.
     pub gone: bool,
 }
 
-/// What is mounted at `place`, of all these mounts.
+/// Returns the last mount at `place` in the list.
 pub fn shown(root: &Root, mounts: &[Mount], place: &Path) -> Option<Shown> {
     let mount = mounts.iter().rfind(|mount| Path::new(&mount.mount_point) == place)?.clone();
     let is_device = is_device_file(&mount);
     let number = if is_device {
         block_device::number_at(place)
     } else if mount.device.0 == 0 {
-        // btrfs has a number of its own, and says what it was mounted from.
+        // btrfs has a device number of its own; its source names one of its disks.
         Some(&mount)
             .filter(|mount| mount.kind == "btrfs")
             .and_then(|mount| block_device::number_at(&root.path(&mount.source)))
     } else {
         Some(mount.device)
     };
-    // Only its absence says that it is gone, not another error.
+    // Only a missing device counts as vanished, not a different error.
     let is_missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
     let there = number.is_some_and(|number| !block::place(root, number).is_err_and(is_missing));
     let gone = mount.root.ends_with(REMOVED) || (!there && (is_device || is_on_disk(&mount)));
     Some(Shown { mount, is_device, number, gone })
 }
 
-/// Of the file systems that devices' files are on only these are ever bound file by file.
+/// Returns whether a mount is a device node. On these file systems nothing else is ever bind-mounted as a single
+/// file.
 fn is_device_file(mount: &Mount) -> bool {
     matches!(mount.kind.as_str(), "devtmpfs" | "tmpfs") && mount.root != "/"
 }
@@ -166,10 +167,10 @@ fn is_on_disk(mount: &Mount) -> bool {
     mount.device.0 != 0 || mount.kind == "btrfs"
 }
 
-/// What is mounted.
+/// Returns all mounts.
 ///
 /// # Errors
-/// If that cannot be read.
+/// If the list cannot be read.
 pub async fn mounts(guest: &Guest) -> Result<Vec<Mount>, Error> {
     let root = guest.root.clone();
     let path = Path::new("/proc/self/mountinfo");
@@ -177,10 +178,10 @@ pub async fn mounts(guest: &Guest) -> Result<Vec<Mount>, Error> {
     read.map_err(Error::system("read", path))
 }
 
-/// What is mounted at `place` now; for a block volume that is staged, its device.
+/// Returns the last mount at `place`; for a staged block volume, that of its device node. Also returns all mounts.
 ///
 /// # Errors
-/// If what is mounted cannot be read.
+/// If the list cannot be read.
 pub async fn look_at(guest: &Guest, place: &Path) -> Result<(Option<Shown>, Vec<Mount>), Error> {
     let list = mounts(guest).await?;
     let (root, path) = (guest.root.clone(), place.to_owned());
@@ -192,12 +193,12 @@ pub async fn look_at(guest: &Guest, place: &Path) -> Result<(Option<Shown>, Vec<
     look(place, found).await
 }
 
-/// What is mounted at `place`, of a list that was read just now.
+/// Returns the last mount at `place` in a list that has just been read.
 ///
 /// # Errors
-/// If that cannot be found out in time.
+/// If the device cannot be checked in time.
 pub async fn shown_now(guest: &Guest, list: &[Mount], place: &Path) -> Result<Option<Shown>, Error> {
-    // Only those there matter, and nearly always there is none.
+    // Only the mounts at the place matter, and nearly always there are none.
     let there: Vec<_> = list.iter().filter(|mount| Path::new(&mount.mount_point) == place).cloned().collect();
     if there.is_empty() {
         return Ok(None);
@@ -206,7 +207,7 @@ pub async fn shown_now(guest: &Guest, list: &[Mount], place: &Path) -> Result<Op
     look(place, move || shown(&root, &there, &path)).await
 }
 
-/// That a folder or file may be there already is no fault.
+/// Ignores the error that a directory or file already exists.
 pub(super) fn ignore_existing(made: io::Result<()>) -> io::Result<()> {
     match made {
         Err(error) if error.raw_os_error() == Some(Errno::EEXIST as i32) => Ok(()),
@@ -251,7 +252,7 @@ mod tests {
             ("kubelet2", Found::Outside),
         ] {
             assert_eq!(resolve_in(&root, &above.join(path)).unwrap(), expected, "{path}");
-            // kubelet's folder may itself be a link.
+            // kubelet's directory may itself be a link.
             if expected != Found::Missing && !path.starts_with("link") {
                 assert_eq!(resolve_in(&above.join("link"), &above.join(path)).unwrap(), expected, "{path}");
             }

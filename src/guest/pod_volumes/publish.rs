@@ -1,8 +1,9 @@
-//! Shows a volume that is staged to a pod.
+//! Publishes a staged volume to a pod.
 //!
-//! A disk may leave after its volume was staged and come back under another number: a SCSI disk that takes an address
-//! again at once, of which the kernel then sees the end of the one before. kubelet stages only once and would repeat the
-//! publish for ever, so what is staged is then staged anew from the disk that is there now.
+//! A disk may disappear after its volume was staged and come back with a different number, for example a SCSI disk
+//! that gets the same address again at once, for which the kernel then handles the removal of its predecessor.
+//! kubelet stages only once and would repeat the publish forever, so the volume is staged again from the disk that
+//! is present now.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,35 +15,35 @@ use crate::guest::volumes::mount::Source;
 use crate::guest::volumes::options::Options;
 use crate::sys::mountinfo::Mount;
 
-/// What of a mount holds for what is bound of it, too.
+/// Flags of the staged mount that are inherited by its bind mounts.
 const KEPT: [&str; 3] = ["nosuid", "nodev", "noexec"];
 
-/// How long a disk that has left may take to come back before the publish fails. kubelet repeats it.
+/// Time that a vanished disk has to come back before the publish fails. kubelet then retries.
 pub(super) const TO_RETURN: Duration = Duration::from_secs(5);
 
-/// What is to be published.
+/// Request to publish a volume.
 #[derive(Debug, Clone)]
 pub struct Publish {
-    /// The volume, and its disk.
+    /// Volume, and properties of its disk.
     pub disk: disk::Wanted,
-    /// Where it is staged.
+    /// Path where it is staged.
     pub staging: String,
-    /// Where the pod has it.
+    /// Path in the pod's directory.
     pub target: String,
-    /// How it is used.
+    /// Kind of access.
     pub access: Access,
-    /// Nobody writes to it: it is staged read-only.
+    /// True if the volume is staged read-only.
     pub staged_read_only: bool,
-    /// The pod does not write to it.
+    /// True if the pod must not write to it.
     pub read_only: bool,
-    /// No second pod may have it.
+    /// True if no second pod may use it.
     pub single: bool,
 }
 
-/// Publishes a volume, unless it is.
+/// Publishes a volume, unless it is published already.
 ///
 /// # Errors
-/// If it is not staged, or something else is there.
+/// If it is not staged, or something else is mounted at the target.
 pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
     let volume = &wanted.disk.volume;
     let _operation = begin(guest, volume, "it is being published").await?;
@@ -72,7 +73,7 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
             if kind.as_ref().is_some_and(|kind| *kind != staged.mount.kind) {
                 return Err(not_staged("it is a file system of another type"));
             }
-            // What is no option of a mount is a mistake here, too.
+            // Options that would be invalid for a mount are refused here, too.
             Options::parse(options, wanted.read_only)?;
             (staging.clone(), options.clone(), *group)
         }
@@ -107,10 +108,10 @@ pub async fn publish(guest: &Guest, wanted: &Publish) -> Result<(), Error> {
     Ok(())
 }
 
-/// Stages a volume anew whose disk has left and come back. Nothing is formatted: it had a file system.
+/// Stages a volume again whose disk has disappeared and come back. Nothing is formatted, as it had a file system.
 ///
 /// # Errors
-/// If the disk does not come back soon, or is not what it was.
+/// If the disk does not come back soon, or its contents are not as before.
 async fn stage_again(guest: &Guest, wanted: &Publish, staging: &Path) -> Result<(), Error> {
     let found = match disk::find(guest, &wanted.disk, TO_RETURN).await {
         Err(Error::NoDisk { .. }) => return Err(Error::Gone(staging.to_owned())),
@@ -128,13 +129,13 @@ async fn stage_again(guest: &Guest, wanted: &Publish, staging: &Path) -> Result<
     stage::from_disk(guest, &stage, staging, found).await
 }
 
-/// Where all of what is staged is seen.
+/// Returns all paths at which the staged volume is mounted.
 fn published<'a>(list: &'a [Mount], staged: &'a Shown) -> impl Iterator<Item = PathBuf> + 'a {
     let device_at = Path::new(DEVICE);
     list.iter()
         .filter(|mount| mount.device == staged.mount.device && mount.root == staged.mount.root)
         .map(|mount| PathBuf::from(&mount.mount_point))
-        // A device's file is also in the folder of devices itself, which is another root of that file system.
+        // The device node is also in /dev itself, but that mount has a different root in its file system.
         .map(move |place| {
             let is_staged = place == Path::new(&staged.mount.mount_point) && place.ends_with(device_at);
             if is_staged { place.parent().unwrap_or(&place).to_owned() } else { place }

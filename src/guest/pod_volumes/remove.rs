@@ -1,5 +1,5 @@
-//! Takes volumes away from pods, and from their places: everything that is left of it, however often something was mounted
-//! there, and also if its disk is gone.
+//! Unpublishes and unstages volumes. Removes all that is left of them, however many mounts there are on top of
+//! each other, and also if the disk has disappeared.
 
 use std::io;
 use std::path::Path;
@@ -11,20 +11,20 @@ use crate::guest::pod_volumes::{Error, awaited, begin, look, share};
 use crate::guest::volumes;
 use crate::guest::volumes::unmount::{detach, unmount};
 
-/// How long unmounting may take, with what is to be written before.
+/// Time limit for unmounting, including writing back dirty data.
 const TO_UNMOUNT: Duration = Duration::from_secs(90);
-/// Mounts on top of each other, at most.
+/// Limit on the mounts on top of each other at one mount point.
 const DEEPEST: usize = 64;
 
-/// Takes a volume away from its place. Nothing to do if it is not there.
+/// Unstages a volume. Does nothing if it is not staged.
 ///
 /// # Errors
-/// If somebody uses it, with who does, or it does not answer in time.
+/// If it is in use; the error names the users. If it does not respond in time.
 pub async fn unstage(guest: &Guest, volume: &str, staging: &str) -> Result<(), Error> {
     let _operation = begin(guest, volume, "it is being unstaged").await?;
     let Some(place) = place::resolve(guest, staging).await? else { return Ok(()) };
     let mut done = 0;
-    // Of a block volume. A file of that name in a file system that is mounted there is none.
+    // Only of a block volume: a file of that name inside a mounted file system is not a mount point.
     let device = place.join(DEVICE);
     let list = place::mounts(guest).await?;
     let is_mounted = |place: &Path| list.iter().any(|mount| Path::new(&mount.mount_point) == place);
@@ -42,10 +42,10 @@ pub async fn unstage(guest: &Guest, volume: &str, staging: &str) -> Result<(), E
     Ok(())
 }
 
-/// Takes a volume away from a pod. Nothing to do if it does not have it.
+/// Unpublishes a volume from a pod. Does nothing if it is not published.
 ///
 /// # Errors
-/// As [`unstage`].
+/// The errors of [`unstage`].
 pub async fn unpublish(guest: &Guest, volume: &str, target: &str) -> Result<(), Error> {
     let _operation = begin(guest, volume, "it is being unpublished").await?;
     let Some(place) = place::resolve(guest, target).await? else { return Ok(()) };
@@ -57,14 +57,14 @@ pub async fn unpublish(guest: &Guest, volume: &str, target: &str) -> Result<(), 
     Ok(())
 }
 
-/// Unmounts what is left of a disk that is gone.
+/// Unmounts what is left of a disk that has disappeared.
 pub(super) async fn dead(guest: &Guest, place: &Path) -> Result<(), Error> {
     tracing::warn!("unmounting {}, whose disk is gone", place.display());
     take_away(guest, place).await.map(drop)
 }
 
-/// Unmounts all that is mounted at a place; how many mounts that were. Whoever still has files open on a disk that is
-/// gone can do nothing with them, and is not waited for.
+/// Unmounts everything at a path, and returns the number of mounts. Processes with open files on a vanished disk
+/// are not waited for, as all their operations fail.
 async fn take_away(guest: &Guest, place: &Path) -> Result<usize, Error> {
     if share::at(&place::mounts(guest).await?, place).is_some() {
         return share::apart::take_away(guest, place).await;
@@ -91,7 +91,7 @@ async fn take_away(guest: &Guest, place: &Path) -> Result<usize, Error> {
     Ok(done + unmount(guest, place, TO_UNMOUNT).await?)
 }
 
-/// Removes what a volume was mounted on, unless somebody has put something there.
+/// Removes the mount point of a volume, unless it has contents of its own.
 async fn remove_place(place: &Path) -> Result<(), Error> {
     let path = place.to_owned();
     let removed = look(place, move || match std::fs::symlink_metadata(&path) {
@@ -110,7 +110,7 @@ async fn remove_place(place: &Path) -> Result<(), Error> {
     }
 }
 
-/// Removes the file that a device was bound to.
+/// Removes the file on which a device node was bind-mounted.
 async fn remove_file(file: &Path) -> Result<(), Error> {
     let path = file.to_owned();
     let removed = look(file, move || match std::fs::symlink_metadata(&path) {

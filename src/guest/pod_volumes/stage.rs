@@ -1,4 +1,5 @@
-//! Makes a volume ready for its pods: finds its disk, formats it if it is blank, mounts it, and has it take all its room.
+//! Stages a volume: finds its disk, formats it if it is blank, mounts it, and grows the file system to the size of
+//! the disk.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -18,32 +19,32 @@ use crate::guest::volumes::{self, intent};
 use crate::sys::error_chain;
 use crate::sys::superblock;
 
-/// The kind of file system that is made if none is asked for.
+/// File system that is made if none is requested.
 pub const USUAL: &str = "ext4";
-/// How long making a file system may take.
+/// Time limit for making a file system.
 const TO_FORMAT: Duration = Duration::from_secs(30 * 60);
-/// How long mounting may take, with a check of the file system.
+/// Time limit for mounting, including a check of the file system.
 pub(super) const TO_MOUNT: Duration = Duration::from_secs(30 * 60);
 
-/// What is to be staged.
+/// Request to stage a volume.
 #[derive(Debug, Clone)]
 pub struct Stage {
-    /// The volume, and its disk.
+    /// Volume, and properties of its disk.
     pub disk: disk::Wanted,
-    /// Where, in kubelet's folder.
+    /// Staging path in kubelet's directory.
     pub staging: String,
-    /// How it is used.
+    /// Kind of access.
     pub access: Access,
-    /// Nobody writes to it.
+    /// True if nobody may write to it.
     pub read_only: bool,
-    /// It has had a file system already: none is made.
+    /// True if it was staged before and so has a file system: none is made.
     pub again: bool,
 }
 
-/// Stages a volume, unless it is.
+/// Stages a volume, unless it is staged already.
 ///
 /// # Errors
-/// If its disk does not come or cannot be used, or something else is there.
+/// If its disk does not appear or cannot be used, or something else is mounted there.
 pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
     let volume = &wanted.disk.volume;
     let _operation = begin(guest, volume, "it is being staged").await?;
@@ -52,7 +53,7 @@ pub async fn stage(guest: &Guest, wanted: &Stage) -> Result<(), Error> {
     from_disk(guest, wanted, &place, found).await
 }
 
-/// Stages a volume from this disk, or from the next one if this is about to leave.
+/// Stages a volume from the disk that was found, or from the next one if that disk is about to disappear.
 pub(super) async fn from_disk(
     guest: &Guest,
     wanted: &Stage,
@@ -65,8 +66,8 @@ pub(super) async fn from_disk(
     let new = loop {
         let disk = &found.disk;
         match stage_disk(guest, wanted, place, &found).await {
-            // It was the one that had been there before, or one that a busy kernel takes away once more, late: the one that
-            // is meant is yet to come.
+            // This was the previous disk at the address, or one that a busy kernel removes once more, too late. The
+            // disk that is meant has yet to appear.
             Err(error)
                 if error.is_of_a_device() && Instant::now() < end && disk::leaves(guest, disk).await =>
             {
@@ -102,7 +103,7 @@ async fn stage_disk(guest: &Guest, wanted: &Stage, place: &Path, found: &disk::F
     }
 }
 
-/// Whether somebody uses a disk who is not this volume, as far as the places tell where it is used.
+/// Returns whether a disk is in use at places that do not belong to this volume.
 async fn is_anothers(guest: &Guest, place: &Path, disk: &Arc<KnownDisk>) -> Result<bool, Error> {
     let (root, disk, place) = (guest.root.clone(), Arc::clone(disk), place.to_owned());
     let asked = disk.name.clone();
@@ -160,7 +161,7 @@ async fn stage_mount(
         mounted => mounted?,
     };
     if !wanted.read_only && is_smaller(held).await? {
-        // It can be used as it is.
+        // Not an error: the volume can be used at its present size.
         if let Err(error) = expand::grow_file_system(guest, held).await {
             tracing::warn!("volume {}: {}", wanted.disk.volume, error_chain::words(&error));
         }
@@ -168,7 +169,7 @@ async fn stage_mount(
     Ok(!mounted.already)
 }
 
-/// Makes a file system if the disk is blank, or if that was begun and did not come to its end.
+/// Makes a file system if the disk is blank, or if an earlier format was interrupted.
 async fn make(
     guest: &Guest,
     volume: &str,
@@ -188,7 +189,7 @@ async fn make(
     Ok(())
 }
 
-/// Whether the file system on a device could take more of it, as after a restore to a larger disk.
+/// Returns whether the file system on a device is smaller than the device, as after a restore to a larger disk.
 async fn is_smaller(held: &Held) -> Result<bool, Error> {
     let bytes = held.bytes()?;
     let device = held.clone();
@@ -215,7 +216,7 @@ async fn stage_device(guest: &Guest, wanted: &Stage, place: &Path, held: &Held) 
     Ok(bind(guest, Source::File(held), &target, wanted.read_only, &[]).await?)
 }
 
-/// Binds a folder or file to another place, unless it is. Whether it was not.
+/// Bind-mounts a directory or file, unless that has been done. Returns whether the mount is new.
 pub(super) async fn bind(
     guest: &Guest,
     source: Source<'_>,

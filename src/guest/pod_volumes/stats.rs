@@ -1,4 +1,4 @@
-//! How full a volume is, and whether something is wrong with it.
+//! Reports how full a volume is, and in what condition.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,35 +11,35 @@ use crate::sys::root::Root;
 use crate::sys::usage::{self, Usage};
 use crate::sys::{block, block_device, blocking};
 
-/// How long a volume may take to answer.
+/// Time limit for a response of the volume.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is known of a volume.
+/// Usage and condition of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
-    /// How full it is.
+    /// Usage of the volume.
     pub fill: Fill,
-    /// What is wrong with it, if something is.
+    /// Description of a fault, if there is one.
     pub problem: Option<String>,
-    /// It is a share.
+    /// True if the volume is a share.
     pub is_share: bool,
 }
 
-/// How full a volume is.
+/// Usage of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fill {
-    /// Its file system.
+    /// Usage of its file system.
     Files(Usage),
-    /// Its device: bytes.
+    /// Size of its block device in bytes.
     Device(u64),
-    /// It does not say.
+    /// Not known, as the volume does not report it.
     Unknown,
 }
 
-/// Asks a volume, and its disk.
+/// Queries a volume and its disk.
 ///
 /// # Errors
-/// If it is not there. What is wrong with it is no error.
+/// If it is not mounted there. A fault of the volume is not an error.
 pub async fn stats(guest: &Guest, path: &str) -> Result<Stats, Error> {
     let missing = || Error::NotThere(path.into());
     let place = place::of_volume(guest, path).await?;
@@ -50,7 +50,8 @@ pub async fn stats(guest: &Guest, path: &str) -> Result<Stats, Error> {
         let problem = Some(format!("the volume has not answered for {} s", PATIENCE.as_secs()));
         Ok(Stats { fill: Fill::Unknown, problem, is_share })
     };
-    // A thread that waits for a volume that does not answer waits alone; for a share, whatever pods have it.
+    // Only one thread at a time waits for a volume that does not respond; for a share, only one for all pods that
+    // use it.
     let held = if is_share {
         share::server::begin(guest, &shown.mount)
     } else {
@@ -88,7 +89,7 @@ fn ask(root: &Root, shown: &Shown, list: &[Mount], place: &Path) -> Stats {
     Stats { fill, problem: problem(root, shown, list, place, disk.as_deref()), is_share: false }
 }
 
-/// What is wrong, the worst first.
+/// Returns the worst fault.
 fn problem(root: &Root, shown: &Shown, list: &[Mount], place: &Path, disk: Option<&str>) -> Option<String> {
     let Some(disk) = disk else { return Some("the disk is gone".to_owned()) };
     if !shown.is_device {
@@ -110,14 +111,14 @@ fn problem(root: &Root, shown: &Shown, list: &[Mount], place: &Path, disk: Optio
     read.err().map(|error| format!("the disk cannot be read: {error}"))
 }
 
-/// What the kernel says of a file system that has met an error.
+/// Returns a fault of the file system that the kernel shows in the list of mounts.
 fn file_system_problem(shown: &Shown, list: &[Mount]) -> Option<String> {
     let has = |options: &str, word: &str| options.split(',').any(|option| option == word);
     let options = &shown.mount.options;
     if has(options, "shutdown") {
         return Some("the file system has shut down after an error".to_owned());
     }
-    // Whoever mounts it read-only has every mount of it so.
+    // A file system that is mounted read-only on purpose has no writable mount.
     let writable = |mount: &Mount| mount.device == shown.mount.device && has(&mount.flags, "rw");
     let turned = has(options, "ro") && list.iter().any(writable);
     (turned || has(options, "emergency_ro"))
@@ -143,7 +144,7 @@ mod tests {
             ("1 0 8:0 / /a rw - xfs /dev/sda rw,shutdown", Some("shut down")),
             // Staged read-only, and published.
             ("1 0 8:0 / /a ro - ext4 /dev/sda ro\n2 0 8:0 / /b ro - ext4 /dev/sda ro", None),
-            // Published read-only, of what could be written to.
+            // Published read-only from a writable mount.
             ("1 0 8:0 / /a rw - ext4 /dev/sda rw\n2 0 8:0 / /b ro - ext4 /dev/sda rw", None),
             ("1 0 8:0 / /a rw - ext4 /dev/sda ro\n2 0 8:0 / /b ro - ext4 /dev/sda ro", Some("read-only")),
             ("1 0 8:1 / /a rw - ext4 /dev/sdb rw\n2 0 8:0 / /b ro - ext4 /dev/sda ro", None),

@@ -1,4 +1,4 @@
-//! One try: a TCP connection to the node's own address, which is closed as soon as it is there.
+//! One try of a check: a TCP connection to the node's own address, which is closed as soon as it is established.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -12,10 +12,10 @@ use crate::guest::network::{self, Interface};
 use crate::guest::probes::judge::Family;
 use crate::guest::topology::{Desk, Node};
 
-/// Lifetime of what was read of the interfaces' addresses.
+/// Time for which the addresses of the interfaces are cached.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Tries it once; why it failed, for people.
+/// Tries to connect once; the error is for people.
 pub async fn attempt(address: SocketAddr, within: Duration) -> Result<(), String> {
     match timeout(within, TcpStream::connect(address)).await {
         Ok(Ok(stream)) if is_with_itself(&stream) => Err(format!("connection to {address} refused")),
@@ -28,31 +28,31 @@ pub async fn attempt(address: SocketAddr, within: Duration) -> Result<(), String
     }
 }
 
-/// Where nobody listens, the kernel may choose the very port for this end that is connected to, if that is one of its
-/// ephemeral ports: TCP connects such a socket with itself.
+/// Returns whether a socket is connected to itself. Where no process listens on an ephemeral port, the kernel may
+/// choose that very port for the local end, and TCP then connects the socket with itself.
 fn is_with_itself(stream: &TcpStream) -> bool {
     match (stream.local_addr(), stream.peer_addr()) {
         (Ok(local), Ok(peer)) => local == peer,
-        // Whoever has hung up at once was there.
+        // A peer that has hung up at once was there.
         _ => false,
     }
 }
 
-/// The addresses of this node, which change while it runs.
+/// Addresses of this node, which may change while it runs.
 #[derive(Debug)]
 pub struct Addresses {
     topology: Arc<Desk>,
-    /// Those of IPv4 and of IPv6, and when they were found.
+    /// Addresses of IPv4 and of IPv6, and the time when they were determined.
     known: Option<(Instant, [Result<IpAddr, String>; 2])>,
 }
 
 impl Addresses {
-    /// Those of this machine, which is the Node that `topology` knows, if any.
+    /// Creates the addresses of this machine, which is the Node that `topology` knows, if any.
     pub fn new(topology: Arc<Desk>) -> Self {
         Self { topology, known: None }
     }
 
-    /// The address of a family at which node ports answer; or why there is none.
+    /// Returns the address of a family at which node ports answer, or the reason why there is none.
     pub fn of(&mut self, family: Family) -> Result<IpAddr, String> {
         let now = Instant::now();
         let known = match self.known.take() {
@@ -71,8 +71,8 @@ impl Addresses {
     }
 }
 
-/// The first of the Node's internal addresses that this machine has, because kube-proxy may be told to serve node ports there
-/// alone; else the first global one of an interface that runs.
+/// Returns the first of the Node's internal addresses that this machine has, because kube-proxy may be set to
+/// serve node ports on those only. Without one, returns the first global address of an interface that is up.
 fn choose(
     family: Family,
     node: Option<&Node>,

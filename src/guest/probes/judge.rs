@@ -1,4 +1,4 @@
-//! One health check and what its tries come to. Pure.
+//! One health check, and the verdict from its tries. Pure.
 //!
 //! ```text
 //!             success_threshold successes in a row
@@ -9,54 +9,54 @@
 
 use std::time::Duration;
 
-/// The family of an address.
+/// Address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// IPv4.
+    /// Internet Protocol version 4.
     V4,
-    /// IPv6.
+    /// Internet Protocol version 6.
     V6,
 }
 
-/// A TCP connection to a port of this guest's own that is tried again and again.
+/// Check of a port of this guest by periodic TCP connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// Given by whoever wants it, and told with each result.
+    /// Identifier that the client has chosen; returned with each result.
     pub id: String,
-    /// The node port.
+    /// Node port to connect to.
     pub port: u16,
-    /// On which of the node's addresses.
+    /// Family of the node's address to connect to.
     pub family: Family,
-    /// Successes in a row until it counts as healthy.
+    /// Number of consecutive successes after which the check counts as healthy.
     pub success_threshold: u32,
-    /// Failures in a row until it counts as failed.
+    /// Number of consecutive failures after which the check counts as failed.
     pub failure_threshold: u32,
-    /// From the beginning of one try to that of the next.
+    /// Time from the beginning of one try to the beginning of the next.
     pub period: Duration,
-    /// For one try; not longer than the period.
+    /// Timeout of one try; not longer than the period.
     pub timeout: Duration,
 }
 
-/// Standing of a check.
+/// Present verdict of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// As the thresholds have it.
+    /// True if the check counts as healthy by its thresholds.
     pub healthy: bool,
-    /// Why the last try failed; empty if it did not.
+    /// Reason why the last try failed; empty if it succeeded.
     pub problem: String,
-    /// The last tries that all had the same outcome, up to a threshold.
+    /// Number of consecutive tries that contradict the verdict; below the threshold.
     in_a_row: u32,
 }
 
 impl Default for Verdict {
-    /// The verdict of a check which was not tried yet: it counts as failed.
+    /// Returns the verdict of a check that was not tried yet: it counts as failed.
     fn default() -> Self {
         Self { healthy: false, problem: "it has not been checked yet".to_owned(), in_a_row: 0 }
     }
 }
 
 impl Verdict {
-    /// Takes the outcome of one more try of `check`. Whether anything that is told of it has changed.
+    /// Records the outcome of one more try of `check`. Returns whether the reported result has changed.
     pub fn take(&mut self, check: &Check, outcome: Result<(), String>) -> bool {
         let succeeded = outcome.is_ok();
         let (was_healthy, problem) = (self.healthy, outcome.err().unwrap_or_default());
@@ -87,7 +87,7 @@ pub(super) mod tests {
         Check { id, port, family, success_threshold: 2, failure_threshold: 3, period, timeout }
     }
 
-    /// Whether it counts as healthy after each of these tries, `+` for one that succeeds.
+    /// Returns the verdict after each of these tries, where `+` is one that succeeds.
     fn course(check: &Check, tries: &str) -> String {
         let mut verdict = Verdict::default();
         let outcome = |sign| if sign == '+' { Ok(()) } else { Err("refused".to_owned()) };
@@ -140,7 +140,7 @@ pub(super) mod tests {
     }
 
     proptest! {
-        /// As the thresholds say it, looked at from the outside.
+        /// Compares the verdict with one computed from all tries by the definition of the thresholds.
         #[test]
         fn it_is_as_the_last_tries_were(
             tries in proptest::collection::vec(any::<bool>(), 0..60),

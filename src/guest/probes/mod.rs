@@ -1,14 +1,14 @@
-//! Health checks of this guest's own node ports: a TCP connection to each of them, again and again.
+//! Health checks of this guest's own node ports: periodic TCP connections to each of them.
 //!
 //! ```text
-//!  Probes::set ──▶ Prober, which has all state ──▶ Standing (watched): whoever reports
+//!  Probes::set ──▶ Prober, which has all state ──▶ Standing (watched): reported to the owner
 //!                    │   ▲
 //!               due  ▼   │ outcome
 //!                  connection::attempt ──▶ judge::Verdict
 //! ```
 //!
-//! Checks belong to an owner, and end with it. Each has at most one try under way, so that one which hangs keeps no other
-//! from being tried. Without checks nothing wakes the agent.
+//! Checks belong to an owner, and end with it. Each check has at most one try under way, so that one that hangs
+//! does not delay the others. Without checks nothing wakes the agent.
 
 mod connection;
 mod judge;
@@ -29,55 +29,55 @@ use crate::guest::topology::Desk;
 use connection::{Addresses, attempt};
 use judge::Verdict;
 
-/// Between the first tries of checks that are new together.
+/// Time between the first tries of checks that begin together, so that they are spread out.
 const APART: Duration = Duration::from_millis(4);
-/// Requests that wait for their turn.
+/// Maximum number of requests that wait for the prober.
 const WAITING: usize = 16;
 
-/// All that is to be checked.
+/// Set of checks that an owner asks for.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// Tells whose checks these are from those of others.
+    /// Number that distinguishes the owner of these checks from other owners.
     pub owner: u64,
-    /// The owner's number for them.
+    /// Number that the owner has given to this set of checks.
     pub generation: u64,
-    /// The interval at which results are told although none has changed; none: not at all.
+    /// Interval at which results are reported even if none has changed; `None` to report changes only.
     pub report_every: Option<Duration>,
-    /// The checks, no two with the same identifier.
+    /// Checks; no two have the same identifier.
     pub checks: Vec<Check>,
 }
 
 /// Present result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// The check's identifier.
+    /// Identifier of the check.
     pub id: String,
-    /// By its thresholds.
+    /// True if the check counts as healthy by its thresholds.
     pub healthy: bool,
-    /// Why its last try failed, for people; empty if it did not.
+    /// Reason why the last try failed, for people; empty if it succeeded.
     pub problem: String,
 }
 
-/// All results, and whose they are.
+/// Results of all checks, with their owner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// As in [`Wanted`].
+    /// Owner, as in [`Wanted`].
     pub owner: u64,
-    /// As in [`Wanted`].
+    /// Generation, as in [`Wanted`].
     pub generation: u64,
-    /// As in [`Wanted`].
+    /// Interval of reports, as in [`Wanted`].
     pub report_every: Option<Duration>,
-    /// In the order of the checks.
+    /// Results in the order of the checks.
     pub outcomes: Vec<Outcome>,
 }
 
-/// Why checks are not taken.
+/// Reason why checks are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Their owner is gone.
+    /// The client that owns the checks has already disconnected.
     #[error("the client that wanted the health checks is gone")]
     Ended,
-    /// Nobody makes any more.
+    /// The agent is stopping, so checks are no longer made.
     #[error("the agent is stopping")]
     Stopping,
 }
@@ -90,7 +90,7 @@ struct Request {
     answer: oneshot::Sender<Result<Vec<Outcome>, Refusal>>,
 }
 
-/// The way to the [`Prober`]; clones share it.
+/// Handle for requests to the [`Prober`]; clones share it.
 #[derive(Debug, Clone)]
 pub struct Probes {
     requests: mpsc::Sender<Request>,
@@ -98,16 +98,16 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// The results, again with every change.
+    /// Returns a receiver of the results and their changes.
     pub fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.clone()
     }
 
-    /// Has these checks made in the place of all others, until `ended` completes. One that is there already with the same
-    /// fields goes on as it is. Returns the results of now, in the order of the checks.
+    /// Replaces all checks with these, until `ended` completes. A check that already runs with the same fields
+    /// continues unchanged. Returns the present results, in the order of the checks.
     ///
     /// # Errors
-    /// If the owner has ended before, and then what was there stays; or the agent is stopping.
+    /// If the owner has ended already, in which case the present checks stay; or if the agent is stopping.
     pub async fn set(
         &self,
         wanted: Wanted,
@@ -120,22 +120,22 @@ impl Probes {
     }
 }
 
-/// Where checks of a family connect to, or why they cannot.
+/// Function that returns the address to connect to for a family, or the reason why there is none.
 type Place = Box<dyn FnMut(Family) -> Result<IpAddr, String> + Send>;
-/// Which check was tried, and what came of it; nothing if that is not wanted any more.
+/// Try under way: completes with the number of its check and the outcome, or with `None` if the check has ended.
 type Trying = Pin<Box<dyn Future<Output = Option<(u64, Result<(), String>)>> + Send>>;
 
-/// Makes the checks.
+/// Task that makes the checks and owns their state.
 pub struct Prober {
     requests: mpsc::Receiver<Request>,
     standing: watch::Sender<Standing>,
     place: Place,
-    /// In the order of [`Standing::outcomes`].
+    /// Checks in the order of [`Standing::outcomes`].
     probes: Vec<Probe>,
     tries: FuturesUnordered<Trying>,
     /// Completes when the checks end.
     ended: Ended,
-    /// The number of the next check that is new.
+    /// Number of the next new check.
     next: u64,
 }
 
@@ -151,7 +151,7 @@ struct Probe {
     check: Check,
     verdict: Verdict,
     due: Instant,
-    /// A try is under way, and ends when this is dropped.
+    /// Sender that is dropped to cancel the try under way.
     trying: Option<oneshot::Sender<()>>,
 }
 
@@ -162,7 +162,8 @@ impl Probe {
     }
 }
 
-/// Makes the task that checks this machine, which is the Node that `topology` knows, and the way to it.
+/// Creates the task that checks this machine, which is the Node that `topology` knows, and the handle for requests
+/// to it.
 pub fn probes(topology: Arc<Desk>) -> (Probes, Prober) {
     let mut addresses = Addresses::new(topology);
     at(Box::new(move |family| addresses.of(family)))
@@ -185,7 +186,7 @@ fn at(place: Place) -> (Probes, Prober) {
 }
 
 impl Prober {
-    /// Makes what is wanted, as long as anybody can want something.
+    /// Makes the requested checks, until all handles are dropped.
     pub async fn run(mut self) {
         loop {
             let due = self.due();
@@ -201,7 +202,7 @@ impl Prober {
         }
     }
 
-    /// When the next try begins.
+    /// Returns when the next try begins.
     fn due(&self) -> Option<Instant> {
         self.probes.iter().filter(|probe| probe.trying.is_none()).map(|probe| probe.due).min()
     }
@@ -230,7 +231,7 @@ impl Prober {
         let outcomes: Vec<_> = self.probes.iter().map(Probe::outcome).collect();
         let Wanted { owner, generation, report_every, .. } = wanted;
         self.standing.send_replace(Standing { owner, generation, report_every, outcomes: outcomes.clone() });
-        // Nobody may wait any more; the checks are made all the same.
+        // The caller may have stopped waiting; the checks are made all the same.
         let _ = answer.send(Ok(outcomes));
     }
 
@@ -247,7 +248,7 @@ impl Prober {
             let Check { port, family, timeout, period, .. } = probe.check;
             probe.due += period;
             if probe.due <= now {
-                // The machine was suspended, or busy: what was missed is not made up for.
+                // Tries that were missed because the machine was suspended or busy are not made up for.
                 probe.due = now + period;
             }
             let (trying, unwanted) = oneshot::channel::<()>();

@@ -51,7 +51,7 @@ async fn ports_come_and_go_and_what_stays_the_same_goes_on() {
         until(&probes, |now| now.outcomes[0].healthy && now.outcomes[1].problem.contains("IPv6")).await;
     assert!(seen.generation == 1 && !seen.outcomes[1].healthy);
 
-    // In another order, with one that is new and one that has another field.
+    // In a different order, with one new check, and later one with a changed field.
     let (c, other) = (quick("c", port), Check { failure_threshold: 2, ..a.clone() });
     let answer = probes.set(wanted(1, 2, &[&c, &a]), std::future::pending()).await.unwrap();
     assert_eq!((answer[0].healthy, answer[1].healthy), (false, true));
@@ -73,7 +73,7 @@ async fn checks_end_with_their_owner_and_one_that_has_ended_gets_none() {
     let (first, second) = (CancellationToken::new(), CancellationToken::new());
     probes.set(wanted(1, 7, &[&check]), first.clone().cancelled_owned()).await.unwrap();
     until(&probes, |now| now.outcomes[0].healthy).await;
-    // What another one has learned says nothing to this one.
+    // A new owner does not take over the results of the previous one.
     let answer = probes.set(wanted(2, 1, &[&check]), second.clone().cancelled_owned()).await.unwrap();
     assert!(!answer[0].healthy);
     first.cancel();
@@ -87,7 +87,7 @@ async fn checks_end_with_their_owner_and_one_that_has_ended_gets_none() {
 
 #[tokio::test]
 async fn one_that_hangs_keeps_no_other_waiting() {
-    // Nobody accepts: as soon as its queue is full, nobody is answered.
+    // A listener that never accepts: once its queue is full, connections are not answered.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let full = socket.listen(0).unwrap();
@@ -110,7 +110,7 @@ async fn one_that_hangs_keeps_no_other_waiting() {
     probes.set(all, std::future::pending()).await.unwrap();
     let seen = until(&probes, |now| now.outcomes[255].healthy).await;
     assert!(seen.outcomes[..255].iter().all(|outcome| outcome.problem.contains("not been checked")));
-    // Nobody waits for the others to end.
+    // Setting new checks does not wait for the old ones to end.
     let short = Check { timeout: Duration::from_millis(50), ..checks[0].clone() };
     probes.set(wanted(1, 2, &[&short]), std::future::pending()).await.unwrap();
     let seen = until(&probes, |now| now.outcomes[0].problem.contains("not answered")).await;
@@ -129,7 +129,7 @@ fn first_tries_are_spread_and_nothing_is_due_without_checks() {
         owner.take(Request { wanted, ended: Box::pin(std::future::pending()), answer });
         let dues: Vec<_> = owner.probes.iter().map(|probe| probe.due).collect();
         assert!(dues.windows(2).all(|pair| pair[1] - pair[0] == APART));
-        // Each follows in its own rhythm, however late the one before was.
+        // Each check keeps its own period, however late the previous try was.
         tokio::time::sleep(Duration::from_millis(30)).await;
         owner.begin();
         assert_eq!(owner.probes[0].due, dues[0] + Duration::from_secs(5));

@@ -1,4 +1,4 @@
-//! Looks after one program from its start until nothing more can come from it.
+//! Task that looks after one program, from its start until no more output can come from it.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -13,26 +13,26 @@ use tokio::time::timeout;
 use crate::guest::processes::lock;
 use crate::guest::processes::table::{Output, Table};
 
-/// Bytes taken from a pipe at once.
+/// Maximum number of bytes read from a pipe at once.
 const PART: usize = 16 * 1024;
 
-/// One program that was started.
+/// Program that was started.
 pub(super) struct Process {
     pub table: Arc<Mutex<Table>>,
     pub pid: u32,
-    /// Tells it from an earlier one with the same process id.
+    /// Serial number that distinguishes the program from an earlier one with the same PID.
     pub serial: u64,
-    /// How long after its end others may hold its outputs open, and what they write still counts as its own.
+    /// Time after the program's end for which other processes may hold its outputs open and still add to them.
     pub patience: Duration,
-    /// Where those have a place whose pipes others hold after that.
+    /// Slots for programs that have ended but whose pipes other processes still hold open after that time.
     pub left: Arc<Semaphore>,
 }
 
-/// Where the input goes, what it is, and the room that it takes.
+/// Pipe to the program's input, the bytes to write, and the memory reserved for them.
 pub(super) type Input = (pipe::Sender, Vec<u8>, OwnedSemaphorePermit);
 
 impl Process {
-    /// `place` is free again when the program has finished.
+    /// Looks after the program; `place` is released when it has finished.
     pub async fn attend(
         self,
         place: OwnedSemaphorePermit,
@@ -55,7 +55,7 @@ impl Process {
             }
         };
         if !read {
-            // A process that it has started may read the rest of the input, and answer it.
+            // A process that the program has started may still read the input, and write output in return.
             let draining = async {
                 loop {
                     tokio::select! {
@@ -71,17 +71,17 @@ impl Process {
         });
         lock(&self.table).finish(self.pid, self.serial, status.unwrap_or_default(), Instant::now());
         drop(place);
-        // One too many has its pipes closed.
+        // Beyond the maximum, the pipes of this program are closed.
         let Ok(_place) = self.left.try_acquire() else { return };
         match (fed, read) {
             (false, false) => drop(tokio::join!(feeding, reading)),
             (true, false) => reading.await,
-            // Whoever else reads the input has not been told of any.
+            // Any other process that reads the input was not promised any.
             (_, true) => {}
         }
     }
 
-    /// Keeps what comes out of a pipe, until it is closed.
+    /// Keeps the output from a pipe until it is closed.
     async fn keep(&self, which: Output, pipe: Option<pipe::Receiver>) {
         let Some(pipe) = pipe else { return };
         while pipe.readable().await.is_ok() && self.take(which, &pipe) {
@@ -90,7 +90,7 @@ impl Process {
         lock(&self.table).closed(self.pid, self.serial, which);
     }
 
-    /// Takes what is in a pipe, and says whether more may come.
+    /// Reads the available output, and returns whether more may come.
     fn take(&self, which: Output, pipe: &pipe::Receiver) -> bool {
         let mut part = [0; PART];
         match pipe.try_read(&mut part) {
@@ -110,7 +110,7 @@ async fn feed(input: Option<Input>) {
     if let Some((mut pipe, bytes, _room)) = input
         && let Err(error) = pipe.write_all(&bytes).await
     {
-        // A program need not read what it is given.
+        // No error to report: a program need not read its input.
         tracing::debug!("input was not read: {error}");
     }
 }

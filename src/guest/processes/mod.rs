@@ -1,14 +1,14 @@
-//! Programs that clients start: what they write is kept, within bounds, until somebody asks how they ended.
+//! Programs that clients start: their outputs are kept, within bounds, until a client asks how they ended.
 //!
 //! ```text
-//! start ──▶ running ──ended──▶ draining ──pipes closed, or too late──▶ finished ──asked for, old, or too many──▶ gone
+//! start ──▶ running ──ended──▶ draining ──pipes closed, or timeout──▶ finished ──fetched, old, or too many──▶ forgotten
 //! ```
 //!
-//! A program that has ended runs on for those who ask until its outputs are closed, too: what a process writes that it has
-//! started is its output as well. One that holds them for good, such as a daemon, is waited for no longer than
-//! [`Processes::wait_for_outputs`] says; then they count as cut off, and what comes later is read and thrown away, so that
-//! nobody dies of it. [`Processes::care`] is the one task that looks after
-//! all of them; the table of results is shared with those who ask.
+//! Clients see a program that has ended as running until its outputs are closed as well: the output of processes
+//! that it has started counts as its own. A process that never closes them, such as a daemon, is waited for no
+//! longer than [`Processes::wait_for_outputs`] says. Then the outputs count as truncated, and later output is read
+//! and discarded, so that no process is killed by a closed pipe. [`Processes::care`] is the one task that looks
+//! after all programs; it shares the table of results with callers.
 
 mod attend;
 mod table;
@@ -35,77 +35,79 @@ use table::Table;
 
 pub use table::{Ended, Kept, State};
 
-/// Programs that may run at the same time.
+/// Maximum number of programs that may run at the same time.
 pub const MAX_RUNNING: usize = 256;
-/// How long after a program's end its outputs are waited for, unless the settings say otherwise.
+/// Time for which the outputs of a program are still read after it has ended, unless the settings say otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// Programs that have ended and whose pipes are still held open by others; those of one more are closed.
+/// Maximum number of programs that have ended but whose pipes others still hold open; the pipes of one more are
+/// closed.
 const MAX_LEFT: usize = 64;
-/// Bytes of each output of a program that are kept.
+/// Maximum number of bytes of each output of a program that are kept.
 pub const MAX_OUTPUT: usize = 16 << 20;
-/// Bytes of input that wait to be read by all programs together.
+/// Maximum number of input bytes that wait to be read by all programs together.
 const MAX_INPUT: usize = 64 << 20;
 
-/// Why nothing was started.
+/// Reason why no program was started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// [`MAX_RUNNING`] programs run.
+    /// [`MAX_RUNNING`] programs are running.
     #[error("{MAX_RUNNING} programs are running, which is the limit")]
     TooMany,
-    /// Others have not read theirs.
+    /// Other programs have not read their input yet, and the memory for it is used up.
     #[error("running programs have not read {} MiB of their input yet, and no more is accepted", MAX_INPUT >> 20)]
     TooMuchInput,
-    /// The system's refusal.
+    /// The operating system refused to start the program.
     #[error("cannot run {program}")]
     Start {
-        /// As it was given.
+        /// Name or path of the program, as given.
         program: String,
-        /// The reason.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Which outputs are kept.
+/// Selection of the outputs that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Capture {
-    /// None; they go to /dev/null.
+    /// No output is kept; both go to /dev/null.
     #[default]
     None,
-    /// The standard output.
+    /// Standard output only.
     Output,
-    /// The standard error.
+    /// Standard error only.
     Errors,
-    /// Both, each by itself.
+    /// Both outputs, separately.
     Separated,
-    /// Both as one, in the order in which they were written.
+    /// Both outputs as one, in the order in which they were written.
     Merged,
 }
 
-/// What to run.
+/// Program to run, and how to run it.
 #[derive(Debug)]
 pub struct Task {
-    /// The name or path of the program.
+    /// Name or path of the program.
     pub program: String,
-    /// Its arguments.
+    /// Arguments, without the name of the program.
     pub arguments: Vec<String>,
-    /// Its whole environment; else the agent's, but for what the service manager tells the agent.
+    /// Whole environment of the program; if `None`, that of the agent without the variables that the service manager
+    /// sets for it.
     pub environment: Option<Vec<(String, String)>>,
-    /// What it reads; else nothing.
+    /// Standard input; /dev/null if `None`.
     pub input: Option<Vec<u8>>,
-    /// What is kept of what it writes.
+    /// Outputs to keep.
     pub capture: Capture,
 }
 
 type Attendance = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The programs that were started.
+/// Programs that clients have started with guest-exec.
 pub struct Processes {
     table: Arc<Mutex<Table>>,
     places: Arc<Semaphore>,
     left: Arc<Semaphore>,
-    /// Milliseconds.
+    /// Time to read outputs after a program's end, in milliseconds.
     patience: AtomicU64,
-    /// Permits are KiB.
+    /// Memory for input that was not read yet; one permit is 1 KiB.
     input: Arc<Semaphore>,
     begun: mpsc::UnboundedSender<Attendance>,
     waiting: tokio::sync::Mutex<mpsc::UnboundedReceiver<Attendance>>,
@@ -132,7 +134,7 @@ impl fmt::Debug for Processes {
     }
 }
 
-/// Outputs that were told and are still in memory; they count as such until this is dropped.
+/// Outputs that are being sent to a client and are still in memory; they count as kept until this is dropped.
 pub struct Sending {
     table: Arc<Mutex<Table>>,
     bytes: usize,
@@ -149,17 +151,17 @@ fn milliseconds(time: Duration) -> u64 {
 }
 
 impl Processes {
-    /// How long after the end of programs that are started from now on their outputs are waited for.
+    /// Sets the time for which outputs are still read after the end of programs that start from now on.
     pub fn wait_for_outputs(&self, patience: Duration) {
         self.patience.store(milliseconds(patience), Ordering::Relaxed);
     }
 
-    /// Starts a program and gives its process id; `may`, if there is something to ask, is asked about the path that
-    /// the program has when every link is followed.
+    /// Starts a program and returns its PID. `may`, if given, decides whether the program may be run; it gets the path
+    /// of the program with every link resolved.
     ///
     /// # Errors
-    /// If `may` or the system refuses, or too much runs. A program that cannot be executed is an error and not one
-    /// that ends.
+    /// If `may` or the system refuses, or a limit is reached. A program that cannot be executed is an error of the
+    /// start, and not a program that ends.
     pub async fn start<E>(
         &self,
         root: &Root,
@@ -210,18 +212,18 @@ impl Processes {
             left: Arc::clone(&self.left),
         };
         let attendance = Box::pin(process.attend(place, child, input, outputs));
-        // The receiver is a part of this very struct.
+        // Cannot fail: the receiver is a field of the same struct.
         let _ = self.begun.send(attendance);
         Ok(pid)
     }
 
-    /// Bytes of what [`Processes::state`] would tell of a program's outputs.
+    /// Returns how many bytes of a program's outputs [`Processes::state`] would return.
     pub fn size(&self, pid: i64) -> usize {
         u32::try_from(pid).map_or(0, |pid| lock(&self.table).size(pid))
     }
 
-    /// How a program does. Once it is told that it has finished, it is forgotten; its outputs are in memory for as long as
-    /// they are held with what comes beside them.
+    /// Returns the state of a program. A program that is reported as finished is forgotten at once; its outputs count
+    /// as in memory until the returned `Sending` is dropped.
     pub fn state(&self, pid: i64) -> Option<(State, Sending)> {
         let pid = u32::try_from(pid).ok()?;
         let mut table = lock(&self.table);
@@ -231,7 +233,7 @@ impl Processes {
         Some((state, Sending { table: Arc::clone(&self.table), bytes }))
     }
 
-    /// Looks after what was started, for ever.
+    /// Looks after all started programs; never returns.
     pub async fn care(&self) {
         let mut waiting = self.waiting.lock().await;
         let mut running = FuturesUnordered::new();
@@ -255,7 +257,7 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The program's ends of its pipes.
+/// Program's ends of its pipes.
 #[derive(Default)]
 struct Pipes {
     streams: [Option<OwnedFd>; 3],

@@ -1,4 +1,4 @@
-//! The results of programs, within bounds of time, number and memory.
+//! Table of the results of programs, limited in time, number and memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::process::ExitStatus;
@@ -6,54 +6,54 @@ use std::time::{Duration, Instant};
 
 use crate::guest::processes::MAX_OUTPUT;
 
-/// How long a result is kept that nobody asks for.
+/// Time for which the result of a program is kept if no client fetches it.
 pub(super) const KEPT_FOR: Duration = Duration::from_secs(600);
-/// Results that are kept at the same time; beyond it the oldest goes.
+/// Maximum number of results that are kept; beyond it the oldest is forgotten.
 const MAX_FINISHED: usize = 1024;
-/// Bytes of outputs that are kept of all programs, those that run among them; beyond it the oldest result goes, and
-/// when there is none, what is written is cut off.
+/// Bytes of outputs that are kept of all programs, running ones included. Beyond it the oldest result is
+/// forgotten; if there is none left, new output is truncated.
 const MAX_KEPT: usize = 64 << 20;
 
-/// How a program does.
+/// State of a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum State {
-    /// It runs.
+    /// The program runs, or its outputs are still read.
     Running,
-    /// It has finished, and is forgotten by now.
+    /// The program has finished. Its result is returned once only, and has been forgotten by now.
     Finished(Ended),
 }
 
-/// How a program ended.
+/// Result of a program.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// Its exit code, or the signal that killed it.
+    /// Exit code, or the signal that killed the program.
     pub status: ExitStatus,
-    /// What it wrote to its standard output, and to its standard error.
+    /// Standard output and standard error.
     pub outputs: [Kept; 2],
 }
 
-/// One of the outputs.
+/// Output of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Output {
-    /// Standard output, or both as one.
+    /// Standard output, or both outputs merged.
     Output = 0,
-    /// Standard error.
+    /// Standard error, where it is kept separately.
     Errors = 1,
 }
 
-/// What is kept of an output.
+/// Part of an output that is kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Its beginning.
+    /// Beginning of the output.
     pub bytes: Vec<u8>,
-    /// There was more, or there may be: others hold it open.
+    /// True if there was more output, or may be more because other processes hold it open.
     pub truncated: bool,
 }
 
 struct Process {
     serial: u64,
     outputs: [Kept; 2],
-    /// More may come of these.
+    /// True for each output from which more may come.
     open: [bool; 2],
     status: Option<ExitStatus>,
 }
@@ -64,19 +64,19 @@ impl Process {
     }
 }
 
-/// All programs that somebody may ask about.
+/// Table of all programs whose result a client may still fetch.
 #[derive(Default)]
 pub(super) struct Table {
     processes: HashMap<u32, Process>,
-    /// Those that have finished, the oldest first, with when.
+    /// PIDs of the programs that have finished, with the time, the oldest first.
     finished: VecDeque<(Instant, u32)>,
-    /// Bytes of all outputs.
+    /// Total bytes of all outputs.
     kept: usize,
     serial: u64,
 }
 
 impl Table {
-    /// A program was started. A result that was left under the same process id is gone.
+    /// Adds a program that was started, and returns its serial number. An old result with the same PID is forgotten.
     pub fn begin(&mut self, pid: u32) -> u64 {
         self.forget(pid);
         self.serial += 1;
@@ -86,14 +86,14 @@ impl Table {
         self.serial
     }
 
-    /// These outputs of a program are read.
+    /// Marks the outputs of a program that are read.
     pub fn opened(&mut self, pid: u32, serial: u64, open: [bool; 2]) {
         if let Some(process) = self.running(pid, serial) {
             process.open = open;
         }
     }
 
-    /// Nothing more comes of an output.
+    /// Marks an output as closed: nothing more will come.
     pub fn closed(&mut self, pid: u32, serial: u64, which: Output) {
         if let Some(process) = self.running(pid, serial) {
             process.open[which as usize] = false;
@@ -105,14 +105,14 @@ impl Table {
         self.processes.get_mut(&pid).filter(running)
     }
 
-    /// A program has written something.
+    /// Adds output that a program has written.
     pub fn append(&mut self, pid: u32, serial: u64, which: Output, bytes: &[u8]) {
         let Some(process) = self.running(pid, serial) else { return };
         let wanted = bytes.len().min(MAX_OUTPUT - process.outputs[which as usize].bytes.len());
         while self.kept + wanted > MAX_KEPT && self.forget_oldest() {}
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let kept = &mut process.outputs[which as usize];
-        // What is cut off stays so: there is no gap in what is kept.
+        // Once truncated, nothing is added: the kept output must have no gap.
         let taken = if kept.truncated { 0 } else { wanted.min(MAX_KEPT.saturating_sub(self.kept)) };
         let more = (kept.bytes.len() + taken).saturating_sub(kept.bytes.capacity());
         if more > 0 {
@@ -124,7 +124,7 @@ impl Table {
         self.kept += taken;
     }
 
-    /// A program has ended, and its outputs have, or are not waited for any more.
+    /// Records the end of a program. Its outputs have ended as well, or are no longer waited for.
     pub fn finish(&mut self, pid: u32, serial: u64, status: ExitStatus, now: Instant) {
         let Some(process) = self.processes.get_mut(&pid).filter(|process| process.serial == serial) else {
             return;
@@ -138,22 +138,22 @@ impl Table {
         while self.finished.len() > MAX_FINISHED && self.forget_oldest() {}
     }
 
-    /// Bytes of the outputs of a program that has finished; 0 of any other.
+    /// Returns the bytes of the outputs of a program that has finished; 0 for any other.
     pub fn size(&self, pid: u32) -> usize {
         self.processes.get(&pid).filter(|process| process.status.is_some()).map_or(0, Process::size)
     }
 
-    /// Outputs that were taken are still in memory: they count as kept until [`Table::sent`].
+    /// Counts outputs that were taken, and are still in memory, as kept until [`Table::sent`].
     pub fn sending(&mut self, bytes: usize) {
         self.kept += bytes;
     }
 
-    /// They are not any more.
+    /// Releases the bytes that `sending` has counted.
     pub fn sent(&mut self, bytes: usize) {
         self.kept = self.kept.saturating_sub(bytes);
     }
 
-    /// How a program does; one that has finished is forgotten.
+    /// Returns the state of a program; one that has finished is forgotten.
     pub fn take(&mut self, pid: u32) -> Option<State> {
         match self.processes.get(&pid)?.status {
             None => Some(State::Running),
@@ -164,7 +164,7 @@ impl Table {
         }
     }
 
-    /// Forgets what is too old, and says when there will be more of it.
+    /// Forgets results that are too old. Returns when the next one will be.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         loop {
             let ends = self.finished.front()?.0 + KEPT_FOR;
@@ -260,7 +260,7 @@ mod tests {
             Some(now + KEPT_FOR + Duration::from_secs(2))
         );
         assert_eq!(table.processes.len(), 1);
-        // One that is asked for leaves nothing to wait for.
+        // A result that is fetched leaves nothing to expire.
         assert!(table.take(2).is_some());
         assert_eq!(table.expire(now), None);
     }
@@ -300,7 +300,7 @@ mod tests {
             fill(&mut table, pid, 16, true);
         }
         assert_eq!((table.take(1), table.kept), (None, MAX_KEPT));
-        // Running ones take the room of finished ones, and then there is no more.
+        // Running programs displace the results of finished ones, until no memory is left.
         let serials: Vec<_> = (11..=15).map(|pid| fill(&mut table, pid, 16, false)).collect();
         assert_eq!((table.take(2), table.take(5), table.kept), (None, None, MAX_KEPT));
         table.finish(15, serials[4], ExitStatus::default(), Instant::now());

@@ -1,13 +1,15 @@
-//! Files from which a kubelet has the labels of its Node: it sets them when it registers the Node, and again whenever
-//! it starts. So they say what the host half told, from before the first join on.
+//! Files from which a kubelet takes the labels of its Node: it sets them when it registers the Node, and again
+//! whenever it starts. So the files are kept up to date with what the host half reports, even before the guest
+//! joins a cluster.
 //!
-//! What an earlier boot left is taken away until the topology of this one is known, as the guest may run on another
-//! host: a Node without a label gets it later, one with a wrong label may have pods placed by it.
+//! Labels of an earlier boot are removed until the topology of this boot is known, because the guest may now run
+//! on another host. A Node without a label gets it later, but with a wrong label pods may be scheduled by it.
 //!
-//! kubelet's own settings are somebody else's file: that there may be labels of ours in it is noted, and where it is not,
-//! nobody opens it to take some out.
+//! kubelet's own settings file belongs to somebody else. A note records that it may contain labels of guestlet;
+//! without that note the file is not opened to remove any.
 //!
-//! To add a kind: its variant and its lines in [`Kind`]; text that it reads is made and merged by pure functions.
+//! To add a kind: its variant and its lines in [`Kind`]; the text of its file is made and merged by pure
+//! functions.
 
 mod kubelet_arguments;
 mod rancher;
@@ -21,36 +23,36 @@ use crate::labels;
 use crate::sys::files;
 use crate::sys::root::Root;
 
-/// Who reads labels from a file.
+/// Kind of Kubernetes node, which determines the file with its labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// RKE2, in a folder of drop-ins.
+    /// RKE2, which reads a directory of drop-ins.
     Rke2,
-    /// k3s, in a folder of drop-ins.
+    /// k3s, which reads a directory of drop-ins.
     K3s,
     /// kubelet as kubeadm runs it, in the variable `KUBELET_EXTRA_ARGS`.
     Kubeadm,
 }
 
-/// Says that there may be labels of ours in kubelet's own settings.
+/// Note that kubelet's own settings file may contain labels of guestlet.
 const NOTE: &str = "/var/lib/guestlet/kubelet-labels";
 
-/// What became of a file.
+/// Result of updating a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The labels in it that are ours.
+    /// Labels of guestlet in the file.
     pub labels: Labels,
-    /// Why it is not as it should be.
+    /// Reason why the file is not up to date; `None` if it is.
     pub problem: Option<String>,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Rke2, Self::K3s, Self::Kubeadm];
 
-    /// The kind of this name in the settings.
+    /// Returns the kind with this name in the settings.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "rke2" => Some(Self::Rke2),
@@ -65,7 +67,7 @@ impl Kind {
             Self::Rke2 => root.path("/etc/rancher/rke2/config.yaml.d/90-guestlet.yaml"),
             Self::K3s => root.path("/etc/rancher/k3s/config.yaml.d/90-guestlet.yaml"),
             Self::Kubeadm => {
-                // Debian's place, and Red Hat's.
+                // The paths on Debian and on Red Hat.
                 let places = ["/etc/default/kubelet", "/etc/sysconfig/kubelet"].map(|path| root.path(path));
                 let there = places.iter().find(|path| path.exists());
                 let has_folder = |path: &&PathBuf| path.parent().is_some_and(std::path::Path::exists);
@@ -75,7 +77,7 @@ impl Kind {
         }
     }
 
-    /// The labels in the text of its file that are ours.
+    /// Returns the labels of guestlet in the text of a file of this kind.
     fn ours(self, text: &str) -> Labels {
         match self {
             Self::Rke2 | Self::K3s => rancher::labels(text),
@@ -83,7 +85,7 @@ impl Kind {
         }
     }
 
-    /// The text with these labels as ours, or none if there is to be no file.
+    /// Returns the text with these labels of guestlet, or `None` if the file should not exist.
     fn text(self, before: &str, labels: &Labels) -> Result<Option<String>, String> {
         match self {
             Self::Rke2 | Self::K3s => Ok(rancher::text(labels)),
@@ -92,7 +94,8 @@ impl Kind {
     }
 }
 
-/// What the file is to say: what the Node is to have, but where the settings keep a zone that it has already.
+/// Returns the labels that the file should contain: those of the Node, except that zone and region in the file are
+/// kept if the settings say so.
 fn wanted(node_labels: Option<&Labels>, before: &Labels, zone_change: ZoneChange) -> Labels {
     let mut wanted = node_labels.cloned().unwrap_or_default();
     if zone_change != ZoneChange::Update {
@@ -102,8 +105,8 @@ fn wanted(node_labels: Option<&Labels>, before: &Labels, zone_change: ZoneChange
     wanted
 }
 
-/// Has the file of `kind` say these labels; none, as long as they are not known, keeps nothing of an earlier boot.
-/// Blocks.
+/// Updates the file of `kind` to contain these labels. `None` means that they are not known yet: labels of an
+/// earlier boot are then removed, except a zone and region that `zone_change` keeps. Blocks.
 pub fn keep(root: &Root, kind: Kind, node_labels: Option<&Labels>, zone_change: ZoneChange) -> Outcome {
     let path = kind.path(root);
     let outcome = |labels, problem| Outcome { path: path.clone(), labels, problem };
@@ -152,14 +155,15 @@ fn forget(root: &Root, kind: Kind) -> io::Result<()> {
     if kind == Kind::Kubeadm && path.try_exists()? { files::remove_synced(&path) } else { Ok(()) }
 }
 
-/// Takes what earlier settings have left out of the files of `kinds`, which are not kept any more. Blocks.
+/// Removes the labels that earlier settings have left in the files of `kinds`, which are no longer kept up to
+/// date. Blocks.
 pub fn clean(root: &Root, kinds: &[Kind]) -> Vec<Outcome> {
-    // What cannot be found out counts as noted.
+    // If the note cannot be checked, it counts as present.
     let may_have = |kind: &Kind| *kind != Kind::Kubeadm || root.path(NOTE).try_exists().unwrap_or(true);
     remove(root, &kinds.iter().copied().filter(may_have).collect::<Vec<_>>())
 }
 
-/// Takes all that is ours out of the files of `kinds`. Blocks.
+/// Removes all labels of guestlet from the files of `kinds`. Blocks.
 pub fn remove(root: &Root, kinds: &[Kind]) -> Vec<Outcome> {
     let nothing = BTreeMap::new();
     kinds.iter().map(|kind| keep(root, *kind, Some(&nothing), ZoneChange::Update)).collect()
@@ -192,7 +196,7 @@ mod tests {
             assert!(read(&path).unwrap().contains("topology.kubernetes.io/zone=a"));
             keep(&root, kind, Some(&zone("b")), ZoneChange::Update);
             assert!(read(&path).unwrap().contains("topology.kubernetes.io/zone=b"));
-            // The next boot does not know yet where it is.
+            // After the next boot the topology is not known yet.
             keep(&root, kind, None, ZoneChange::Update);
             assert!(!path.exists(), "{}", path.display());
             keep(&root, kind, Some(&zone("c")), ZoneChange::Keep);
@@ -211,12 +215,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::at(folder.path());
         let path = root.path("/etc/default/kubelet");
-        // It cannot be read.
+        // A directory in its place: the file cannot be read.
         std::fs::create_dir_all(&path).unwrap();
         let problems = |outcomes: Vec<Outcome>| outcomes.iter().filter(|it| it.problem.is_some()).count();
         assert_eq!(problems(clean(&root, &Kind::ALL)), 0);
         assert_eq!(problems(remove(&root, &Kind::ALL)), 1);
-        // Ours are taken out, also by who does not know the settings that put them there.
+        // Labels of guestlet are removed even without the settings by which they were written.
         std::fs::remove_dir(&path).unwrap();
         std::fs::write(&path, "KUBELET_EXTRA_ARGS=--v=2\n").unwrap();
         assert_eq!(keep(&root, Kind::Kubeadm, Some(&zone("a")), ZoneChange::Update).problem, None);

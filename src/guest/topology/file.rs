@@ -1,11 +1,11 @@
-//! `topology.json` in the runtime folder: what the host half told last, for programs in the guest.
+//! `topology.json` in the runtime directory: the last topology from the host half, for programs in the guest.
 //!
 //! ```json
 //! {"version": 1, "region": "eu", "zone": "a", "host": "h1", "labels": {"example.com/rack": "r1"},
 //!  "host_half": "h1", "since": 1700000000}
 //! ```
 //!
-//! Keys are added and never change their meaning as long as `version` is 1; `since` is in seconds since 1970.
+//! As long as `version` is 1, keys may be added but never change their meaning; `since` is in seconds since 1970.
 
 use std::io;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::sys::files;
 const NAME: &str = "topology.json";
 const VERSION: u64 = 1;
 
-/// Replaces the file at once and as a whole.
+/// Replaces the file atomically.
 pub(super) fn write(folder: &Path, known: &Known) -> io::Result<()> {
     let Known { topology, host_half, since } = known;
     let text = json!({
@@ -34,7 +34,7 @@ pub(super) fn write(folder: &Path, known: &Known) -> io::Result<()> {
     files::replace(&folder.join(NAME), format!("{text:#}\n").as_bytes())
 }
 
-/// What was written by this version, if anything was.
+/// Reads the file; `None` if it is missing, or of another version.
 pub(super) fn read(folder: &Path) -> Option<Known> {
     let value: Value = serde_json::from_slice(&files::read(&folder.join(NAME))?).ok()?;
     if value["version"] != VERSION {

@@ -1,12 +1,13 @@
-//! Where this guest runs: what the host half that holds it has told last.
+//! Topology of this guest, as last reported by the host half that holds it.
 //!
 //! ```text
 //!  host half ──SetTopology──▶ check ──▶ topology.json ──▶ Standing (watched) ─┬─▶ drop_ins: files of RKE2, k3s, kubeadm
-//!                               │                                             └─▶ the room topology: labels of the Node
-//!                               └─wrong──▶ an event; what was known stays
+//!                               │                                             └─▶ crate::topology: labels of the Node
+//!                               └─wrong──▶ an event; the known one stays
 //! ```
 //!
-//! The file is in memory (/run) and read again when the agent starts: what was known is known until the next boot.
+//! The file is in memory (/run) and read again when the agent starts, so that the topology stays known until the
+//! next boot.
 
 pub mod drop_ins;
 mod file;
@@ -25,19 +26,19 @@ use crate::labels;
 use crate::sys::{blocking, files};
 use crate::wire::proto::v1::{NodeChanged, TopologyRefused};
 
-/// Most labels beside region and zone.
+/// Maximum number of labels besides region and zone.
 pub const MOST_LABELS: usize = 64;
-/// Longest name of a host, in bytes.
+/// Maximum length of a host's name in bytes.
 const MAX_HOST: usize = 253;
 
-/// Where a guest runs. What is not known is empty.
+/// Topology of a guest. Fields that are not known are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// The region, a label's value.
+    /// Region, as the value of a label.
     pub region: String,
-    /// The zone, a label's value.
+    /// Zone, as the value of a label.
     pub zone: String,
-    /// The host's name.
+    /// Name of the host.
     pub host: String,
     /// Further labels for the Node, which a kubelet may set.
     pub labels: BTreeMap<String, String>,
@@ -47,7 +48,7 @@ pub struct Topology {
 pub type Labels = BTreeMap<String, String>;
 
 impl Topology {
-    /// All labels that the Node is to have.
+    /// Returns all labels for the Node, zone and region included.
     pub fn node_labels(&self) -> Labels {
         let places = [(labels::REGION, &self.region), (labels::ZONE, &self.zone)];
         let places = places.into_iter().filter(|(_, value)| !value.is_empty());
@@ -56,7 +57,7 @@ impl Topology {
         all
     }
 
-    /// Checks what a host half tells.
+    /// Checks a topology that a host half has sent.
     fn check(&self) -> Result<(), String> {
         for (name, value) in [("region", &self.region), ("zone", &self.zone)] {
             if !value.is_empty() {
@@ -70,7 +71,7 @@ impl Topology {
             return Err(format!("there are {} labels; at most {MOST_LABELS} are taken", self.labels.len()));
         }
         for (key, value) in &self.labels {
-            // What is wrong may be long, or steer a terminal.
+            // An invalid key may be long, or contain escape sequences for terminals.
             let shown: String = key.chars().take(80).flat_map(char::escape_default).collect();
             labels::check_settable(key).map_err(|why| format!("the label {shown}: {why}"))?;
             labels::check_value(value).map_err(|why| format!("the value of the label {shown}: {why}"))?;
@@ -79,101 +80,101 @@ impl Topology {
     }
 }
 
-/// What becomes of zone and region when the guest runs somewhere else than before.
+/// Policy for zone and region of the Node when the guest has moved to another zone or region.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ZoneChange {
-    /// The Node's labels follow.
+    /// The labels of the Node are updated.
     #[default]
     Update,
-    /// They stay; an annotation says where the guest runs.
+    /// The labels stay; an annotation shows the zone and region that the guest runs in.
     Keep,
-    /// They stay; an annotation and a warning say where the guest runs.
+    /// The labels stay; an annotation and a warning show the zone and region that the guest runs in.
     Report,
 }
 
-/// A topology, and who told it.
+/// Topology with its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// The topology.
+    /// Topology that was reported.
     pub topology: Topology,
-    /// The name of the host half's host.
+    /// Name of the host on which the host half runs.
     pub host_half: String,
-    /// When it was told.
+    /// Time when the host half reported it.
     pub since: SystemTime,
 }
 
-/// The Node that this guest is.
+/// Kubernetes Node that this guest is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Empty before it is known.
+    /// Name; empty until it is known.
     pub name: String,
-    /// What is done for its labels, in one word.
+    /// State of its labels, in one word.
     pub state: &'static str,
-    /// Why, in words.
+    /// Reason for the state, for people.
     pub reason: String,
-    /// The status of its condition Ready.
+    /// Status of the condition Ready.
     pub ready: String,
-    /// What kubelet says of it.
+    /// Reason that kubelet gives for it.
     pub ready_reason: String,
-    /// Its labels.
+    /// Labels of the Node.
     pub labels: Labels,
-    /// Its taints, as `key=value:effect`.
+    /// Taints, as `key=value:effect`.
     pub taints: Vec<String>,
-    /// Its addresses, as `type address`.
+    /// Addresses, as `type address`.
     pub addresses: Vec<String>,
-    /// Its provider id.
+    /// Provider ID (`spec.providerID`).
     pub provider_id: String,
-    /// kubelet's version.
+    /// Version of kubelet.
     pub kubelet_version: String,
 }
 
-/// How things are.
+/// Present state of the topology, for watchers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Absent before a host half has told it since the guest booted.
+    /// Known topology; `None` until a host half has reported one since the guest booted.
     pub known: Option<Arc<Known>>,
-    /// Why a newer one is not.
+    /// Reason why a newer topology was refused.
     pub problem: Option<String>,
-    /// Where nodes that are to join read it.
+    /// Results of writing the files for nodes that will join a cluster.
     pub files: Vec<drop_ins::Outcome>,
-    /// Files were last written for this topology.
+    /// Topology for which the files were last written.
     pub written: Option<Arc<Known>>,
-    /// Labels that kubelet has from such files, or had since the agent started: they are ours.
+    /// Labels that kubelet has from such files, or had since the agent started; these belong to guestlet.
     pub given: Vec<(String, String)>,
-    /// Absent where the guest is no node.
+    /// Node of this guest; `None` if it is not a node.
     pub node: Option<Arc<Node>>,
 }
 
 impl Standing {
-    /// It is known, and where nodes of clusters read it.
+    /// Returns whether the topology is known and the files for nodes were written for it.
     pub fn is_settled(&self) -> bool {
         self.known.is_some() && self.known == self.written
     }
 }
 
-/// Where the topology is kept, and everybody hears of it.
+/// Keeper of the topology: stores it and notifies all watchers.
 #[derive(Debug, Default)]
 pub struct Desk {
     standing: watch::Sender<Standing>,
-    /// Where the file is; none as long as the guestlet API is not served.
+    /// Directory of the file; not set while the guestlet API is not served.
     folder: OnceLock<PathBuf>,
-    /// One is taken after the other.
+    /// Lock that lets one topology be taken after another.
     taking: Mutex<()>,
 }
 
-/// Why a topology is not taken.
+/// Reason why a topology is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// It makes no sense.
+    /// The topology is invalid.
     #[error("{0}")]
     Wrong(String),
-    /// The file cannot be written.
+    /// The file `topology.json` cannot be written.
     #[error("cannot write topology.json")]
     Unwritten(#[source] io::Error),
 }
 
 impl Desk {
-    /// Keeps the topology in `folder` from now on, and takes what is there from a run of the agent before.
+    /// Keeps the topology in `folder` from now on, and loads the one that an earlier run of the agent has left there.
     pub fn open(&self, folder: &Path, events: &Hub) {
         if self.folder.set(folder.to_owned()).is_ok()
             && let Some(known) = file::read(folder)
@@ -185,20 +186,20 @@ impl Desk {
         }
     }
 
-    /// How things are.
+    /// Returns the present state.
     pub fn standing(&self) -> Standing {
         self.standing.borrow().clone()
     }
 
-    /// How things are, again with every change.
+    /// Returns a receiver of the present state and its changes.
     pub fn changes(&self) -> watch::Receiver<Standing> {
         self.standing.subscribe()
     }
 
-    /// Takes what the host half on `host_half` tells. Returns when programs in the guest can read it.
+    /// Takes the topology from the host half on `host_half`. Returns when programs in the guest can read it.
     ///
     /// # Errors
-    /// If it makes no sense or cannot be kept; then what was known stays.
+    /// If the topology is invalid or cannot be stored; the known one then stays.
     pub async fn take(&self, topology: Topology, host_half: &str, events: &Hub) -> Result<(), Refusal> {
         let taken = self.try_take(topology, host_half, events).await;
         if let Err(refusal) = &taken {
@@ -244,13 +245,13 @@ impl Desk {
         Ok(())
     }
 
-    /// The files for nodes that are to join are as they should be for this topology, but for what their outcomes say.
+    /// Records that the files for nodes that will join were written for this topology, with the result for each.
     pub fn written(&self, known: Option<Arc<Known>>, files: Vec<drop_ins::Outcome>) {
         self.standing.send_modify(|standing| {
             for (key, value) in files.iter().flat_map(|file| &file.labels) {
                 let given = (key.clone(), value.clone());
                 if !standing.given.contains(&given) {
-                    // The oldest goes; nobody can be between so many hosts.
+                    // Drop the oldest: labels of that many hosts cannot still be in use.
                     if standing.given.len() >= 2 * MOST_LABELS {
                         standing.given.remove(0);
                     }
@@ -261,19 +262,19 @@ impl Desk {
         });
     }
 
-    /// What the host half says of this guest is kept there.
+    /// Returns the path of the file with the guest's identity, as the host half has reported it.
     pub fn identity_file(&self) -> Option<PathBuf> {
         self.folder.get().map(|folder| folder.join("identity.json"))
     }
 
-    /// The provider id that the host half has told, if it has since the guest booted.
+    /// Returns the provider ID, if the host half has reported it since the guest booted.
     pub fn provider_id(&self) -> Option<String> {
         let identity: serde_json::Value =
             serde_json::from_slice(&files::read(&self.identity_file()?)?).ok()?;
         Some(identity["provider_id"].as_str()?.to_owned())
     }
 
-    /// The Node is so now; tells it if it was not before.
+    /// Records the present state of the Node, and sends an event if it has changed.
     pub fn node(&self, node: Option<Node>, events: &Hub) {
         let node = node.map(Arc::new);
         let changed = self.standing.send_if_modified(|standing| {

@@ -1,9 +1,10 @@
-//! What is on a device: the word of blkid(8), which knows every signature, and a look at the bytes. A program is not
-//! needed for a file system that udev has found before, with the same code, and that still says the same of itself.
+//! Detects the contents of a device: by blkid(8), which knows every signature, and by reading its bytes. No
+//! program is needed for a file system that udev has found before, with the same code, and whose own superblock
+//! still says the same.
 //!
-//! That nothing was found is told as [`Contents::Blank`] only if the device could be read, in time, and holds zeros
-//! wherever something leaves evidence that has lost its header: a damaged file system is not blank. Who only wants
-//! to know a signature asks for [`signed`], which is quick.
+//! An empty result is reported as [`Contents::Blank`] only if the device could be read in time, and holds zeros at
+//! all places where contents leave evidence after their header was lost: a damaged file system is not blank. A
+//! caller that only needs the signature uses [`signed`], which is quick.
 
 use std::fs::File;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -16,42 +17,43 @@ use crate::guest::volumes::{Error, at_once, evidence, programs};
 use crate::sys::superblock::{self, Kind, Superblock};
 use crate::sys::{block_device, udev, zeros};
 
-/// How long a device may take to answer.
+/// Time limit for a response of the device.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// How long the bytes of a device without a signature may take to be looked at. Not all of them is not enough.
+/// Time limit for reading the bytes of a device without a signature. If they have not all been read by then, the
+/// device does not count as blank.
 const TO_LOOK: Duration = Duration::from_secs(60);
 
-/// What is on a device.
+/// Contents of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Contents {
-    /// Nothing.
+    /// No contents: zeros at all places that were read.
     Blank,
-    /// No signature that is known, and yet something.
+    /// Data without a known signature.
     Unknown {
-        /// Where the first byte is that is not zero.
+        /// Position of the first byte that is not zero.
         at: u64,
     },
     /// Signatures that contradict each other.
     Several,
-    /// What its signature says.
+    /// Contents with this signature.
     Known(Signature),
 }
 
-/// What a signature says, in the words of blkid(8).
+/// Properties of a signature, in the terms of blkid(8).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Signature {
-    /// Such as `ext4`, `swap`, `crypto_LUKS` or `LVM2_member`; absent of partition tables.
+    /// Kind of contents, such as `ext4`, `swap`, `crypto_LUKS` or `LVM2_member`; absent for partition tables.
     pub kind: Option<String>,
-    /// Of a partition table: `gpt`, `dos` and others.
+    /// Type of a partition table: `gpt`, `dos` and others.
     pub table: Option<String>,
-    /// Which one it is; of a partition table its own.
+    /// UUID of the contents, or of the partition table.
     pub uuid: Option<String>,
-    /// The name that people gave it.
+    /// Label given by people.
     pub label: Option<String>,
 }
 
 impl Contents {
-    /// The file system, swap space or container that is there, and nothing else.
+    /// Returns the kind of file system, swap space or container, if the device holds exactly one.
     pub fn kind(&self) -> Option<&str> {
         match self {
             Self::Known(Signature { kind, table: None, .. }) => kind.as_deref(),
@@ -59,7 +61,7 @@ impl Contents {
         }
     }
 
-    /// In words.
+    /// Describes the contents for people.
     pub fn words(&self) -> String {
         match self {
             Self::Blank => "nothing".to_owned(),
@@ -72,10 +74,10 @@ impl Contents {
     }
 }
 
-/// What is on `device`. If nothing is, that takes some thousand reads.
+/// Detects the contents of `device`. A device without a signature takes some thousand reads.
 ///
 /// # Errors
-/// If it cannot be read, does not answer in time, or blkid is missing.
+/// If it cannot be read, does not respond in time, or blkid is missing.
 pub async fn contents(guest: &Guest, device: &Path) -> Result<Contents, Error> {
     if let Some(found) = signed(guest, device).await? {
         return Ok(found);
@@ -93,10 +95,10 @@ pub async fn contents(guest: &Guest, device: &Path) -> Result<Contents, Error> {
     }
 }
 
-/// What the signatures on `device` say; absent if there is none that is known. That does not say that it is blank.
+/// Detects the signatures on `device`; absent if none is known, which does not mean that the device is blank.
 ///
 /// # Errors
-/// As [`contents`].
+/// The errors of [`contents`].
 pub async fn signed(guest: &Guest, device: &Path) -> Result<Option<Contents>, Error> {
     if let Some(signature) = told(guest, device).await? {
         return Ok(Some(Contents::Known(signature)));
@@ -106,17 +108,18 @@ pub async fn signed(guest: &Guest, device: &Path) -> Result<Option<Contents>, Er
     match found.status.code() {
         Some(0) => Ok(Some(parse(&found.output).map_or(Contents::Several, Contents::Known))),
         Some(8) => Ok(Some(Contents::Several)),
-        // It says the same of a device that it cannot open, but not in silence.
+        // blkid exits with 2 also for a device that it cannot open, but then prints an error.
         Some(2) if found.errors.trim().is_empty() => Ok(None),
         _ => Err(programs::failed("blkid", found)),
     }
 }
 
-/// What is on `device` in place of the file system of `kind` and `uuid`; `None` if that begins there, as what has just
-/// been made does. Kinds that are not known by their beginning are asked blkid for.
+/// Returns what is on `device` instead of the file system of `kind` and `uuid`, or `None` if the device begins
+/// with that file system, as after it has been made. Kinds that are not recognised by their beginning are looked
+/// up with blkid.
 ///
 /// # Errors
-/// As [`contents`].
+/// The errors of [`contents`].
 pub(super) async fn other_than(
     guest: &Guest,
     device: &Path,
@@ -135,7 +138,7 @@ pub(super) async fn other_than(
     Ok((!is_it).then_some(found))
 }
 
-/// The file system that udev has found there, if it is still there.
+/// Returns the file system that udev has found on the device, if it is still there.
 async fn told(guest: &Guest, device: &Path) -> Result<Option<Signature>, Error> {
     let (root, path) = (guest.root.clone(), device.to_owned());
     let look = move || {
@@ -148,15 +151,15 @@ async fn told(guest: &Guest, device: &Path) -> Result<Option<Signature>, Error> 
         Ok(is_there.then_some(signature))
     };
     let looked: io::Result<_> = at_once(device, DEADLINE, look).await?;
-    // The program says better what is wrong with it.
+    // On an error blkid is run, which describes it better.
     Ok(looked.unwrap_or(None))
 }
 
-/// The file system that udev found on a device; nothing if it found anything else, or more than that.
+/// Returns the file system that udev found on a device; none if udev found anything else or anything more.
 fn by_udev(entry: &[u8]) -> Option<Signature> {
     let word = |name| udev::property(entry, name).map(str::to_owned);
     let label = word("ID_FS_LABEL_ENC");
-    // A label with other characters than these is written in another way.
+    // udev encodes other characters of a label differently.
     let plain = !label.as_ref().is_some_and(|label| label.contains('\\'));
     let alone = word("ID_FS_USAGE")? == "filesystem" && word("ID_PART_TABLE_TYPE").is_none();
     (plain && alone).then_some(Signature {
@@ -167,7 +170,7 @@ fn by_udev(entry: &[u8]) -> Option<Signature> {
     })
 }
 
-/// Whether it is the file system of this kind and name, in blkid's words.
+/// Returns whether the superblock is of this kind and UUID, as blkid writes them.
 fn is_of(own: &Superblock, kind: &str, uuid: &str) -> bool {
     let same_kind = match own.kind {
         Kind::Ext => matches!(kind, "ext2" | "ext3" | "ext4"),
@@ -177,7 +180,7 @@ fn is_of(own: &Superblock, kind: &str, uuid: &str) -> bool {
     same_kind && uuid.replace('-', "") == format!("{:032x}", u128::from_be_bytes(own.uuid))
 }
 
-/// What blkid says, lines of a name and a value; nothing if there is nothing that is known.
+/// Parses the output of blkid, lines of a name and a value. Returns none if it names nothing known.
 fn parse(text: &str) -> Option<Signature> {
     let mut signature = Signature::default();
     let mut table_uuid = None;
@@ -197,7 +200,7 @@ fn parse(text: &str) -> Option<Signature> {
     (signature.kind.is_some() || signature.table.is_some()).then_some(signature)
 }
 
-/// A backslash goes before what a shell would take for something else.
+/// Removes the backslashes before characters that are special in a shell.
 fn unescape(value: &str) -> String {
     let mut plain = String::with_capacity(value.len());
     let mut characters = value.chars();
@@ -207,11 +210,11 @@ fn unescape(value: &str) -> String {
     plain
 }
 
-/// Where a byte is that is not zero, among those that are looked at.
+/// Returns the position of a byte that is not zero, among the places that are read.
 fn look(device: &File, until: Instant) -> io::Result<Option<u64>> {
     let length = io::Seek::seek(&mut &*device, io::SeekFrom::End(0))?;
     let mut state = RandomState::new().build_hasher().finish();
-    // splitmix64: nobody has to be kept from guessing it, only each look from being at the same blocks.
+    // splitmix64: it need not be unpredictable, only different at each look.
     let random = |below: u64| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -270,7 +273,7 @@ mod tests {
         }
     }
 
-    /// A file of so many bytes, with data at one place.
+    /// Returns a file of this length, with data at one position.
     fn file(length: u64, at: u64, data: &[u8]) -> File {
         let file = tempfile::tempfile().unwrap();
         file.set_len(length).unwrap();
@@ -293,7 +296,7 @@ mod tests {
         ] {
             assert_eq!(found(&file(length, at, &data)), first, "{what}");
         }
-        // Somewhere, but longer than a part.
+        // At any position, but longer than a part.
         let data = vec![7; (1 << 30) / usize::try_from(evidence::PARTS).unwrap() + 4096];
         let at = (333 << 20) + 12345;
         let first = found(&file(1 << 30, at, &data)).unwrap();
@@ -323,11 +326,11 @@ mod tests {
                 3 => 32768 * 4096,
                 4 => 98304 * 4096,
                 5 => 819_200 * 4096,
-                // As mkfs.xfs divides what it has.
+                // As mkfs.xfs divides the disk.
                 6 => pages.div_ceil(4) * 4096,
                 7 => pages.div_ceil(4) * 3 * 4096,
                 8 => pages.div_ceil(16) * 15 * 4096,
-                // From the end: md, GPT, md of old.
+                // From the end of the disk: md 1.0, GPT, md 0.90.
                 9 => length - base - 8192,
                 10 => length - base - 512,
                 _ => length - base - 65536,

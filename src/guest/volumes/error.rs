@@ -1,4 +1,4 @@
-//! Why something was not done to a disk.
+//! Errors of operations on disks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,198 +6,198 @@ use std::path::{Path, PathBuf};
 use crate::guest::volumes::holders::Holders;
 use crate::sys::program;
 
-/// Why not.
+/// Reasons why an operation on a disk failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It cannot be opened or read, or is no block device.
+    /// The device cannot be opened or read, or is not a block device.
     #[error("cannot read {}", device.display())]
     Unreadable {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
-        /// What the kernel says.
+        /// Error returned by the kernel.
         source: io::Error,
     },
-    /// It has no medium.
+    /// The device has no medium.
     #[error("{} has size 0", device.display())]
     Empty {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
     },
-    /// It is not, or not any more, the disk that was meant.
+    /// The device is not, or no longer, the disk that was meant.
     #[error("{} is not the expected disk: {why}", device.display())]
     Another {
-        /// Its name.
+        /// Name of the device.
         device: PathBuf,
-        /// How that is known.
+        /// Evidence for that.
         why: &'static str,
     },
-    /// It cannot be written to.
+    /// The device cannot be written to.
     #[error("{} is read-only", device.display())]
     ReadOnly {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
     },
-    /// It does not answer.
+    /// The device or mount point does not respond.
     #[error("{} did not answer within {seconds} s", what.display())]
     Silent {
-        /// The device or place.
+        /// Path of the device or mount point.
         what: PathBuf,
-        /// How long it was waited for.
+        /// Seconds for which a response was waited for.
         seconds: u64,
     },
-    /// Something else is being done to it.
+    /// Another operation on it is running.
     #[error("{} is busy: {doing}", what.display())]
     Busy {
-        /// The device or place.
+        /// Path of the device or mount point.
         what: PathBuf,
-        /// What is being done.
+        /// Description of the running operation.
         doing: &'static str,
     },
-    /// Another program has locked it.
+    /// Another program has locked the disk.
     #[error("another program has locked {}", device.display())]
     Locked {
-        /// The disk.
+        /// Path of the disk.
         device: PathBuf,
     },
-    /// It is mounted, part of another device, or used to swap.
+    /// The device is mounted, part of another device, or used as swap space.
     #[error("{} is in use", device.display())]
     Claimed {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
     },
-    /// There is something on it that must not be lost.
+    /// The device holds data that must not be lost.
     #[error("{} is not blank: it holds {found}", device.display())]
     NotBlank {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
-        /// What is on it.
+        /// Description of the contents.
         found: String,
     },
-    /// A file system was made, and is not there.
+    /// A file system was made, but cannot be found on the device.
     #[error("{} holds {found} after it was formatted", device.display())]
     NotMade {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
-        /// What is on it instead.
+        /// Description of the contents that were found instead.
         found: String,
     },
-    /// Formatting it has not come to its end.
+    /// An earlier format of the device has not been completed.
     #[error("formatting {} was interrupted: it has to be formatted again", device.display())]
     Unfinished {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
     },
-    /// What is being done to it cannot be noted.
+    /// The note about the operation cannot be read or written.
     #[error("cannot record the operation on {}", device.display())]
     Note {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
-        /// What the file system says.
+        /// Error returned by the kernel.
         source: io::Error,
     },
-    /// A file system is damaged in a way that people have to decide about.
+    /// The file system is damaged in a way that a person has to decide about.
     #[error("the file system on {} is damaged, and repairing it needs a decision: {found}", device.display())]
     Damaged {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
-        /// What its check says.
+        /// Output of the check.
         found: String,
     },
-    /// There is nothing on it that could be mounted, or not what was asked for.
+    /// The device has no file system that can be mounted, or not the requested kind.
     #[error("{} cannot be mounted as this type: it holds {found}", device.display())]
     NoFileSystem {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
-        /// What is on it.
+        /// Description of the contents.
         found: String,
     },
-    /// It is a copy of a file system that is mounted, and its kind does not tell them apart.
+    /// The file system is a copy of one that is mounted, and its kind cannot tell them apart.
     #[error("{} holds a copy of the file system on {other}, which is mounted", device.display())]
     Copy {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
-        /// The other's device.
+        /// Device of the mounted one.
         other: String,
     },
-    /// Where it should be mounted is not as it should be.
+    /// The mount point is unsuitable.
     #[error("{} cannot be mounted on", target.display())]
     Target {
-        /// The place.
+        /// Path of the mount point.
         target: PathBuf,
-        /// What is wrong with it.
+        /// Reason why it is unsuitable.
         source: io::Error,
     },
-    /// Something else is mounted there, or in another way.
+    /// Something else is mounted there, or with other options.
     #[error("{} has something else mounted on it: {found}", target.display())]
     Otherwise {
-        /// The place.
+        /// Path of the mount point.
         target: PathBuf,
-        /// What is mounted there, and how.
+        /// Description of the present mount.
         found: String,
     },
-    /// The kernel does not mount it.
+    /// The kernel refused the mount.
     #[error("cannot mount {} at {}", what.display(), target.display())]
     Mount {
-        /// What.
+        /// Device or path to be mounted.
         what: PathBuf,
-        /// Where.
+        /// Path of the mount point.
         target: PathBuf,
-        /// What the kernel says.
+        /// Error returned by the kernel.
         source: io::Error,
     },
-    /// The kernel does not unmount it.
+    /// The kernel refused the unmount.
     #[error("cannot unmount {}", target.display())]
     Unmount {
-        /// Where.
+        /// Path of the mount point.
         target: PathBuf,
-        /// What the kernel says.
+        /// Error returned by the kernel.
         source: io::Error,
     },
-    /// Somebody uses it.
+    /// The mount is in use.
     #[error("{} is in use: {holders}", target.display())]
     InUse {
-        /// Where.
+        /// Path of the mount point.
         target: PathBuf,
-        /// Who, as far as it can be told.
+        /// Users of the mount, as far as they could be found.
         holders: Holders,
     },
-    /// The kernel does not take it as swap space, or cannot let go of it.
+    /// The kernel refused to enable or disable the swap space.
     #[error("cannot change the use of the swap space on {}", device.display())]
     Swap {
-        /// The device.
+        /// Path of the device.
         device: PathBuf,
-        /// What the kernel says.
+        /// Error returned by the kernel.
         source: io::Error,
     },
-    /// Its unused blocks cannot be given back.
+    /// The unused blocks of a file system cannot be discarded.
     #[error("cannot trim {}", path.display())]
     Trim {
-        /// Where.
+        /// Path in the file system.
         path: PathBuf,
-        /// What the kernel says.
+        /// Error returned by the kernel.
         source: io::Error,
     },
-    /// A name, label or option that cannot be.
+    /// A name, label or option is invalid.
     #[error("{what} {problem}")]
     Wrong {
-        /// Which.
+        /// Description of the invalid value, such as `the label "x"`.
         what: String,
-        /// Why not.
+        /// Reason why it is invalid.
         problem: &'static str,
     },
-    /// A path that is no text.
+    /// The path is not valid UTF-8.
     #[error("{} is not UTF-8", path.display())]
     NotText {
-        /// The path.
+        /// Path in question.
         path: PathBuf,
     },
-    /// A program is missing.
+    /// A required program is not installed.
     #[error("{program} is not installed in this guest")]
     NotInstalled {
-        /// Its name.
+        /// Name of the program.
         program: &'static str,
     },
-    /// A program failed.
+    /// A program could not be run, or failed.
     #[error(transparent)]
     Program(#[from] program::Error),
 }

@@ -1,33 +1,34 @@
-//! Where a disk is looked at before it is called blank: wherever something leaves evidence whose header was lost, and
-//! at blocks spread over all of it. Pure.
+//! Decides which places of a disk are read before it counts as blank: all where contents leave evidence after
+//! their header was lost, and blocks spread over the whole disk. Pure.
 //!
-//! Of a small disk that is everything. To add a kind of contents: a line in [`places`] with where its copies are, and
-//! one in the test.
+//! A small disk is read completely. To add a kind of contents: add the positions of its copies to [`places`], and
+//! a line to the test.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::sys::zeros::BLOCK;
 
-/// Bytes at the beginning and at the end. There are tables, both headers of LUKS, labels and metadata of LVM, every
-/// superblock of md, the backups of GPT and of NTFS, the labels of ZFS.
+/// Bytes read at the beginning and at the end. These contain partition tables, both headers of LUKS, labels and
+/// metadata of LVM, every superblock of md, the backups of GPT and of NTFS, and the labels of ZFS.
 pub const ENDS: u64 = 16 << 20;
-/// Up to so many bytes, all is looked at.
+/// Size in bytes up to which a device is read completely.
 pub const WHOLE: u64 = 4 * ENDS;
-/// Parts, equally large, of whose blocks the first is looked at and one at random.
+/// Number of equal parts of the device; the first block of each is read, and one at random.
 pub const PARTS: u64 = 2048;
 const PAGE: u64 = BLOCK as u64;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
-/// Where a file system begins of which only copies are left: with the disk, with the first partition or LVM's first
-/// extent, with the data of a large md.
+/// Possible starts of a file system of which only copies are left: that of the disk, that of the first partition
+/// or LVM extent, and that of the data of a large md.
 const BASES: [u64; 3] = [0, MIB, 128 * MIB];
-/// Parts as a power of two that XFS divides itself into.
+/// Exponents of the powers of two into which XFS may divide itself.
 const XFS_SHIFTS: std::ops::RangeInclusive<u32> = 1..=5;
 
-/// The ranges of a device of `length` bytes, in order. `random` gives a number below another.
+/// Returns the ranges to be read of a device of `length` bytes, in order. `random` returns a number below its
+/// argument.
 pub fn places(length: u64, mut random: impl FnMut(u64) -> u64) -> Vec<Range<u64>> {
     if length <= WHOLE {
         return std::iter::once(0..length).collect();
@@ -42,10 +43,10 @@ pub fn places(length: u64, mut random: impl FnMut(u64) -> u64) -> Vec<Range<u64>
             blocks.add(base + mirror);
         }
         xfs(&mut blocks, base);
-        // The table of files of NTFS.
+        // Default position of the master file table of NTFS.
         blocks.add(base + 3 * GIB);
     }
-    // Where partitions begin.
+    // Positions where partitions often begin.
     let near = (ENDS..GIB).step_by(16 << 20);
     let far = (GIB..8 * GIB).step_by(128 << 20);
     let powers = (33..63).map(|power| 1 << power);
@@ -62,8 +63,8 @@ pub fn places(length: u64, mut random: impl FnMut(u64) -> u64) -> Vec<Range<u64>
     blocks.ranges()
 }
 
-/// The groups that have a copy of the superblock of ext2, ext3 and ext4: the first, and those whose numbers are powers
-/// of 3, 5 and 7.
+/// Adds the block groups that have a copy of the superblock of ext2, ext3 and ext4: the first, and those whose
+/// numbers are powers of 3, 5 and 7.
 fn ext(blocks: &mut Blocks, base: u64, group: u64) {
     blocks.add(base + group);
     for prime in [3_u64, 5, 7] {
@@ -77,8 +78,8 @@ fn ext(blocks: &mut Blocks, base: u64, group: u64) {
     }
 }
 
-/// The allocation groups of XFS, each of which begins with a copy of the superblock: as mkfs.xfs divides a disk, or a
-/// partition that goes to its end.
+/// Adds the allocation groups of XFS, each of which begins with a copy of the superblock, as mkfs.xfs divides a
+/// disk, or a partition that extends to its end.
 fn xfs(blocks: &mut Blocks, base: u64) {
     let Some(pages) = blocks.length.checked_sub(base).map(|bytes| bytes / PAGE) else { return };
     for shift in XFS_SHIFTS {
@@ -87,7 +88,8 @@ fn xfs(blocks: &mut Blocks, base: u64) {
             blocks.add(base + number * group);
         }
     }
-    // The largest ones; more of them than are looked at have blocks of all parts.
+    // Groups of the maximum size. A larger file system, with more groups than are added here, has data in all
+    // parts.
     for number in 1..=64 {
         blocks.add(base + number * (TIB - PAGE));
     }
@@ -105,7 +107,7 @@ impl Blocks {
         }
     }
 
-    /// The two ends, and the blocks between them.
+    /// Returns the two ends, and the blocks between them.
     fn ranges(self) -> Vec<Range<u64>> {
         let last = (self.length - ENDS) / PAGE * PAGE;
         let mut ranges: Vec<Range<u64>> = std::iter::once(0..ENDS).collect();
@@ -133,7 +135,7 @@ mod tests {
         places(length, |below| below / 2).iter().any(|range| range.contains(&at))
     }
 
-    /// Numbers from what writes them, and not from how they are reckoned here.
+    /// Uses positions taken from the output of the programs, and not computed as in this module.
     #[test]
     fn what_is_left_of_a_lost_header_is_looked_at() {
         let tib = 1 << 40;
@@ -148,20 +150,20 @@ mod tests {
             ("btrfs' first mirror", 1 << 30, 64 << 20),
             ("btrfs' second mirror", tib, 256 << 30),
             ("the mirror of one in a partition", tib, (256 << 30) + (1 << 20)),
-            // What mkfs.ext4 says: 32768, 98304, 163840, 229376, 294912, 819200, …
+            // Printed by mkfs.ext4: 32768, 98304, 163840, 229376, 294912, 819200, …
             ("ext4", 1 << 30, 32768 * 4096),
             ("ext4", tib, 294_912 * 4096),
             ("ext4", tib, 819_200 * 4096),
             ("ext4 in a partition", tib, 819_200 * 4096 + (1 << 20)),
-            // Of 1 KiB blocks: 8193, 24577, 40961, 57345, …
+            // With blocks of 1 KiB: 8193, 24577, 40961, 57345, …
             ("ext4 of small blocks", 100 << 20, 8193 * 1024),
             ("ext4 of small blocks", 100 << 20, 57345 * 1024),
-            // 4 groups of 65536 blocks.
+            // 4 groups of 65536 blocks each.
             ("XFS of 1 GiB", 1 << 30, 65536 * 4096),
-            // agsize=655360
+            // Printed by mkfs.xfs: agsize=655360
             ("XFS of 10 GiB", 10 << 30, 655_360 * 4096),
             ("XFS in a partition", 10 << 30, ((10 << 30) - (1 << 20)) / 4 + (1 << 20)),
-            // agsize=268435455
+            // Printed by mkfs.xfs: agsize=268435455
             ("XFS of 8 TiB", 8 * tib, 268_435_455 * 4096),
             ("NTFS", tib, 786_432 * 4096),
             ("md of old", tib, tib - 65536),

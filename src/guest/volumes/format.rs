@@ -1,12 +1,12 @@
 //! Makes a file system, on a blank device only.
 //!
 //! ```text
-//! blank ──note──▶ noted ──mkfs──▶ made ──synced, looked at, note gone──▶ done
+//! blank ──note──▶ noted ──mkfs──▶ made ──synced, checked, note removed──▶ done
 //!                   ▲               │
-//!                   └── mkfs again ─┘ killed in between: the note fits to the disk, and what is on it is the
+//!                   └── mkfs again ─┘ killed in between: the note matches the disk, and what is on it is the
 //!                                     file system of the note with faults, or nothing that has a signature
 //! ```
-//! What is found decides (`decide`); a file system of the kind that is wanted is left as it is.
+//! What is found decides (`decide`); a file system of the requested kind is left as it is.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,26 +19,26 @@ use crate::guest::volumes::work::{self, Fate, ITSELF};
 use crate::guest::volumes::{Error, PATIENCE, fsck, holding, programs};
 use crate::sys::{block_device, superblock};
 
-/// What can be made.
+/// Kinds of file systems that can be made, and swap space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// ext4.
+    /// ext4, without blocks reserved for root.
     Ext4,
-    /// XFS.
+    /// XFS, without discarding blocks.
     Xfs,
-    /// btrfs.
+    /// btrfs, without discarding blocks.
     Btrfs,
-    /// FAT.
+    /// FAT (vfat).
     Vfat,
-    /// Swap space.
+    /// Swap space, which is not mounted but enabled.
     Swap,
 }
 
 impl Kind {
-    /// All of them.
+    /// List of all kinds.
     pub const ALL: [Self; 5] = [Self::Ext4, Self::Xfs, Self::Btrfs, Self::Vfat, Self::Swap];
 
-    /// Its name, as for mount(8).
+    /// Returns the name of the kind, as used by mount(8).
     pub fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
@@ -49,12 +49,12 @@ impl Kind {
         }
     }
 
-    /// The kind of this name.
+    /// Returns the kind with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Characters of a label, at most.
+    /// Returns the maximum length of a label in bytes.
     fn longest_label(self) -> usize {
         match self {
             Self::Ext4 => 16,
@@ -65,8 +65,8 @@ impl Kind {
         }
     }
 
-    /// The program that makes it, and its arguments before the device: quiet, over what an interrupted run left, and
-    /// without giving blocks back that are blank anyway.
+    /// Returns the program that makes it, and its arguments before the device: without output, overwriting what an
+    /// interrupted run has left, and without discarding blocks that are blank anyway.
     fn program<'a>(self, uuid: &'a str, label: Option<&'a str>) -> (&'static str, Vec<&'a str>) {
         let (program, mut arguments, for_label) = match self {
             Self::Ext4 => {
@@ -84,36 +84,36 @@ impl Kind {
     }
 }
 
-/// What is to be made.
+/// Request for a file system.
 #[derive(Debug, Clone)]
 pub struct Format<'a> {
-    /// What the disk is called, and nothing else is: its serial number. 1 to 100 bytes.
+    /// Identity of the disk that no other disk has, such as its serial number. 1 to 100 bytes.
     pub identity: &'a str,
-    /// The file system.
+    /// File system to be made.
     pub kind: Kind,
-    /// Its label.
+    /// Label of the file system.
     pub label: Option<&'a str>,
-    /// Data without any signature may be overwritten: the disk is known to be new, on storage that does not clear
-    /// disks.
+    /// True if data without a signature may be overwritten: the disk is known to be new, on storage that does not
+    /// clear disks.
     pub over_data: bool,
-    /// How long it may take in all.
+    /// Time limit for the whole operation.
     pub deadline: Duration,
 }
 
-/// What is there now.
+/// Result of a format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Formatted {
-    /// Which file system it is, in the words of blkid(8); absent if one was there that has none.
+    /// UUID of the file system, as written by blkid(8); absent if an existing one has none.
     pub uuid: Option<String>,
-    /// It was made now; else it was there already.
+    /// True if the file system was made by this call; false if it already existed.
     pub made: bool,
 }
 
 /// Makes a file system if the device that is held is blank.
 ///
 /// # Errors
-/// If something else is on the device, somebody uses it, it is not the one that was meant, or making it fails. What was
-/// begun is then taken up the next time.
+/// If the device has other contents, is in use, is not the one that was meant, or if making the file system fails.
+/// What was begun is continued by the next call.
 pub async fn format(guest: &Guest, held: &Held, wanted: &Format<'_>) -> Result<Formatted, Error> {
     check_words(wanted)?;
     let run = Run { guest, wanted, held };
@@ -155,10 +155,10 @@ impl Run<'_> {
         let intent = self.earlier().await?;
         let mut found = contents(self.guest, self.held.file()).await?;
         if found == Contents::Blank {
-            // That took its time, and few programs that write keep to the lock.
+            // Reading the whole device took time, and few programs that write honour the lock.
             found = signed(self.guest, self.held.file()).await?.unwrap_or(found);
         }
-        // It was read by its name.
+        // The contents were read by the device name.
         self.held.verify().await?;
         let bytes = self.held.bytes()?;
         let plan = match decide(&found, intent.as_ref(), self.wanted, bytes) {
@@ -168,7 +168,7 @@ impl Run<'_> {
                 if whole || self.was_used().await? {
                     Plan::Leave(Some(uuid))
                 } else {
-                    // mkfs.btrfs takes no name that is there already.
+                    // mkfs.btrfs refuses a UUID that already exists.
                     self.unsign().await?;
                     Plan::Make(uuid)
                 }
@@ -186,21 +186,21 @@ impl Run<'_> {
                 self.make(&uuid, bytes).await
             }
             _ => {
-                // Somebody else has used the disk since.
+                // The disk has since been used by somebody else, so the note is outdated.
                 self.forget(intent.is_some() && matches!(found, Contents::Known(_))).await?;
                 Err(Error::NotBlank { device: self.file(), found: found.words() })
             }
         }
     }
 
-    /// What was begun earlier.
+    /// Reads the note of an earlier format.
     async fn earlier(&self) -> Result<Option<Intent>, Error> {
         let (root, identity) = (self.guest.root.clone(), self.wanted.identity.to_owned());
         let read = holding(self.held, PATIENCE, move || Intent::read(&root, &identity)).await?;
         read.map_err(|source| Error::Note { device: self.file(), source })
     }
 
-    /// Sees to it that nobody uses the disk, nor begins to.
+    /// Locks the disk, and checks that it is not in use.
     async fn lock_disk(&self) -> Result<impl Sized + use<>, Error> {
         if self.held.is_read_only() {
             return Err(Error::ReadOnly { device: self.file() });
@@ -214,8 +214,8 @@ impl Run<'_> {
         Ok(locked)
     }
 
-    /// Whether what an earlier run has begun to make was finished, or mounted since: then its note is late, and what a check
-    /// finds wrong there is for a repair.
+    /// Returns whether the file system of an earlier run was completed or has been mounted since. The note is then
+    /// outdated, and faults that a check finds are to be repaired.
     async fn was_used(&self) -> Result<bool, Error> {
         let held = self.held.clone();
         let read = holding(self.held, PATIENCE, move || superblock::read(held.device())).await?;
@@ -223,7 +223,7 @@ impl Run<'_> {
         Ok(read.is_some_and(|found| found.used))
     }
 
-    /// Takes the signatures off the disk.
+    /// Erases all signatures on the disk.
     async fn unsign(&self) -> Result<(), Error> {
         let arguments = ["--all", "--quiet", "--", ITSELF];
         let deadline = self.wanted.deadline;
@@ -233,7 +233,7 @@ impl Run<'_> {
 
     async fn make(&self, uuid: &str, bytes: u64) -> Result<Formatted, Error> {
         let (program, _) = self.wanted.kind.program("", None);
-        // Nothing is noted that is not begun: what is on the disk later would be taken for its work.
+        // No note without a format: contents that appear on the disk later would be attributed to it.
         if programs::find(&self.guest.root, program).is_none() {
             return Err(Error::NotInstalled { program });
         }
@@ -288,7 +288,7 @@ impl Run<'_> {
     }
 }
 
-/// A name for a file system that nothing else has, as blkid(8) writes it.
+/// Returns a random UUID for a file system, as blkid(8) writes it.
 fn new_uuid(guest: &Guest, kind: Kind) -> Result<String, Error> {
     let uuid = guest.root.line("/proc/sys/kernel/random/uuid");
     let short = uuid.get(..8).filter(|_| uuid.len() == 36);
@@ -299,18 +299,19 @@ fn new_uuid(guest: &Guest, kind: Kind) -> Result<String, Error> {
     })
 }
 
-/// What is done about what was found.
+/// Decision, based on the contents that were found.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
-    /// It is what is wanted.
+    /// The file system is the requested one, and stays.
     Leave(Option<String>),
-    /// It is made, with a new name.
+    /// The file system is made with a new UUID.
     New,
-    /// It is made, again, with this name.
+    /// The file system is made again, with this UUID.
     Make(String),
-    /// It is looked at, because making it was interrupted; if it has faults it is made again, with this name.
+    /// The file system is checked, because making it was interrupted. If it has faults it is made again, with this
+    /// UUID.
     Look(String),
-    /// It is left alone.
+    /// The device is left alone, which is an error.
     Refuse,
 }
 
@@ -329,7 +330,7 @@ fn decide(found: &Contents, intent: Option<&Intent>, wanted: &Format<'_>, bytes:
                 intent.filter(|intent| uuid == Some(&intent.uuid) && intent.kind == wanted.kind.name());
             match (ours, found.kind()) {
                 (Some(ours), Some(kind)) if kind == ours.kind => Plan::Look(ours.uuid.clone()),
-                // Without its journal ext4 is taken for its predecessors.
+                // blkid reports an ext4 that has no journal yet as one of its predecessors.
                 (Some(ours), Some("ext2" | "ext3")) if ours.kind == "ext4" => Plan::Make(ours.uuid.clone()),
                 (_, Some(kind)) if kind == wanted.kind.name() => Plan::Leave(signature.uuid.clone()),
                 _ => Plan::Refuse,
@@ -363,8 +364,8 @@ mod tests {
         let data = Contents::Unknown { at: 7 };
         let (again, look) = (|| Plan::Make("ours".to_owned()), || Plan::Look("ours".to_owned()));
         let leave = |uuid: &str| Plan::Leave(Some(uuid.to_owned()));
-        // What is found; without a note, with one that fits, with one of a disk of another size, and with one of
-        // another kind.
+        // Contents that are found, with the plan without a note, with a matching one, with one for a disk of a
+        // different size, and with one for a different kind.
         for (found, plans) in [
             (Contents::Blank, [Plan::New, again(), Plan::New, Plan::New]),
             (data, [Plan::Refuse, again(), Plan::Refuse, Plan::New]),

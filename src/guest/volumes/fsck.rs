@@ -1,5 +1,5 @@
-//! Checks of file systems before they are mounted, as the system does them when it starts: what is safely repaired is
-//! repaired, and nothing else. A program that repairs is left to its work, whatever becomes of the agent.
+//! Checks file systems before they are mounted, as the system does at boot. Only what can be repaired safely is
+//! repaired. A program that repairs runs to its end, even if the agent ends.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use crate::guest::volumes::held::Held;
 use crate::guest::volumes::work::{self, Fate, ITSELF};
 use crate::guest::volumes::{Error, programs};
 
-/// What a check came to.
+/// Result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Checked {
-    /// Nothing is wrong.
+    /// No faults.
     Clean,
-    /// What was wrong has been repaired.
+    /// Faults were found and repaired.
     Repaired,
-    /// File systems of this kind are not checked, or the program for it is not installed: the kernel checks what it
-    /// needs itself.
+    /// File systems of this kind are not checked, or the program for it is not installed: the kernel does the
+    /// necessary checks itself.
     Skipped,
-    /// The program could not do its work, and said this; mounting it will tell.
+    /// The program failed with this output; the mount will show whether the file system is usable.
     Unclear(String),
 }
 
@@ -28,15 +28,17 @@ const RESTART: i32 = 2;
 const LEFT: i32 = 4;
 const OTHER: i32 = !(REPAIRED | RESTART | LEFT);
 
-/// Checks the file system of `kind` on the device that is held, and repairs it as far as nothing can be lost by that.
+/// Checks the file system of `kind` on the device that is held, and repairs what can be repaired without losing
+/// data.
 ///
 /// # Errors
-/// If it stays damaged, is not the one that was meant, or the check takes longer than `deadline`; it goes on then.
+/// If it remains damaged, is not the one that was meant, or the check takes longer than `deadline`; the check then
+/// continues.
 pub async fn check(guest: &Guest, held: &Held, kind: &str, deadline: Duration) -> Result<Checked, Error> {
     let (program, arguments) = match kind {
         "ext2" | "ext3" | "ext4" => ("e2fsck", ["-p", ITSELF]),
         "vfat" => ("fsck.fat", ["-a", ITSELF]),
-        // These replay their logs when they are mounted.
+        // These file systems replay their logs when they are mounted.
         _ => return Ok(Checked::Skipped),
     };
     if programs::find(&guest.root, program).is_none() {
@@ -48,10 +50,10 @@ pub async fn check(guest: &Guest, held: &Held, kind: &str, deadline: Duration) -
     judge(ended.status.code(), said).map_err(|found| Error::Damaged { device: held.file().to_owned(), found })
 }
 
-/// As [`check`], of all that is there, even if nothing says that it needs it; ext2, ext3 and ext4 only.
+/// Checks the whole file system like [`check`], even if it is marked as clean; ext2, ext3 and ext4 only.
 ///
 /// # Errors
-/// As [`check`], and if the program for it is missing or cannot do its work.
+/// The errors of [`check`]; also if the program is missing or fails.
 pub(super) async fn check_all(
     guest: &Guest,
     held: &Held,
@@ -70,7 +72,7 @@ pub(super) async fn check_all(
     }
 }
 
-/// What an exit code means.
+/// Interprets the exit code.
 fn judge(code: Option<i32>, said: impl Fn() -> String) -> Result<Checked, String> {
     match code {
         Some(0) => Ok(Checked::Clean),
@@ -80,7 +82,7 @@ fn judge(code: Option<i32>, said: impl Fn() -> String) -> Result<Checked, String
     }
 }
 
-/// Whether the file system of `kind` on the device that is held has no fault at all. Nothing is written.
+/// Returns whether the file system of `kind` on the device that is held has no faults at all. Writes nothing.
 ///
 /// # Errors
 /// If the program for it is missing, or takes longer than `deadline`.
@@ -95,7 +97,7 @@ pub(super) async fn is_whole(
         "xfs" => ("xfs_repair", &["-n", ITSELF]),
         "btrfs" => ("btrfs", &["check", "--readonly", ITSELF]),
         "vfat" => ("fsck.fat", &["-n", ITSELF]),
-        // Nothing but a header.
+        // Swap space is only a header.
         _ => return Ok(true),
     };
     let ended = work::run(guest, held, program, arguments, Fate::Killed, deadline).await?;

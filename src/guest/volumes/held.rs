@@ -1,19 +1,19 @@
-//! A disk, or a part of one, that is held: what verbs that write are given in the place of a name.
+//! Disk, or part of one, that an operation holds: operations that write take it in place of a name.
 //!
 //! ```text
-//! who decides ──of, called──▶ Held ──check──▶ a verb acts ──check──▶ the next one …
-//!                              │ its turn: one key, the disk's generation, for all verbs and for release
+//! the caller ───of, called──▶ Held ──check──▶ an operation ──check──▶ the next one …
+//!                              │ its turn: one key, the disk's generation, for all operations and for release
 //!                              │ its descriptor: as long as that is open the kernel gives neither the disk's name nor its
 //!                              │   number to another disk
-//!                              └ which disk it is: place and generation in sysfs, the kernel's number of it
+//!                              └ which disk it is: path and generation in sysfs, the kernel's sequence number
 //! ```
-//! A [`Held`] owns the disk's turn and a descriptor, and knows which disk was meant. Each verb [checks](Held::check)
-//! immediately before it acts that the descriptor is still of that disk, and that the disk's name still leads to it. What
-//! can take a descriptor works on that one (`work`); what has to have a name, such as mount(2) and LVM, is given one
-//! that cannot become another disk's meanwhile, and is looked at afterwards.
+//! A [`Held`] owns the disk's turn and a descriptor, and knows which disk was meant. Each operation
+//! [checks](Held::check) immediately before it acts that the descriptor is still of that disk, and that the disk's
+//! name still refers to it. What can use a descriptor works on that one (`work`). What needs a name, such as
+//! mount(2) and LVM, gets one that cannot pass to another disk meanwhile, and the result is checked afterwards.
 //!
-//! Linux before 5.15 has no number of its own for a disk. A disk that tells its serial number in sysfs is asked for that
-//! once more instead.
+//! Linux before 5.15 has no sequence numbers of disks. There, a disk that shows its serial number in sysfs is
+//! queried for it once more instead.
 
 use std::fs::File;
 use std::io;
@@ -31,25 +31,26 @@ use crate::sys::block_device::{self, Facts, Lock};
 use crate::sys::blocking;
 use crate::sys::root::Root;
 
-/// A disk, a partition, or a device that is made of them, in the hands of one operation. Clones share it, and it is let
-/// go of with the last of them.
+/// Disk, partition, or device built on them, held by one operation. Clones share it; it is released with the last
+/// of them.
 #[derive(Debug, Clone)]
 pub struct Held(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     root: Root,
-    /// Its name, without links.
+    /// Canonical path of the device node.
     file: PathBuf,
     device: Open,
     facts: Facts,
-    /// Where it is in sysfs.
+    /// Path in sysfs.
     place: String,
     disk: Meant,
     turn: Turn,
 }
 
-/// The descriptor. The last one of a disk waits, as it is closed, for what is still read from it: never on the event loop.
+/// Descriptor of the device. Closing the last one of a disk waits for reads in progress, so it is never closed on
+/// the event loop.
 #[derive(Debug)]
 struct Open(Option<File>);
 
@@ -57,7 +58,7 @@ impl Deref for Open {
     type Target = File;
 
     fn deref(&self) -> &File {
-        // It is there until it is dropped.
+        // Present until it is dropped.
         match &self.0 {
             Some(device) => device,
             None => unreachable!("a disk that is no longer held"),
@@ -72,14 +73,14 @@ impl Drop for Open {
     }
 }
 
-/// Which disk it has to be.
+/// Identity of the disk that was meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Meant {
-    /// Where the whole disk is in sysfs.
+    /// Path of the whole disk in sysfs.
     place: String,
     generation: u64,
     sequence: Option<u64>,
-    /// What the disk said of itself in sysfs.
+    /// Serial number that the disk shows in sysfs.
     serial: Option<Serial>,
 }
 
@@ -94,7 +95,7 @@ impl Meant {
         }
     }
 
-    /// Whether the disk that was found is this one; why not.
+    /// Checks that the disk that was found is this one. The error is the difference.
     fn is(&self, found: &Self) -> Result<(), &'static str> {
         if (&self.place, self.generation) != (&found.place, found.generation) {
             return Err("another disk has its name");
@@ -102,7 +103,7 @@ impl Meant {
         match (self.sequence, found.sequence) {
             (Some(one), Some(other)) if one == other => Ok(()),
             (Some(_), _) => Err("another disk or another medium is in its place"),
-            // What the kernel does not number, or did not when it was known.
+            // The kernel has no sequence numbers, or had none when the disk was recorded.
             (None, _) if self.serial.is_none() || self.serial == found.serial => Ok(()),
             (None, _) => Err("its serial number differs"),
         }
@@ -110,11 +111,11 @@ impl Meant {
 }
 
 impl Held {
-    /// Holds `disk`, or the partition of it that has this number in its table.
+    /// Holds `disk`, or the partition with this number in its table.
     ///
     /// # Errors
-    /// [`Error::Another`] if another disk has its name by now; [`Error::Busy`] if it is held, or a program of an earlier
-    /// run is at work on it; if it cannot be opened.
+    /// [`Error::Another`] if another disk has its name by now; [`Error::Busy`] if it is held, or a program of an
+    /// earlier run is still working on it; if it cannot be opened.
     pub async fn of(
         guest: &Guest,
         disk: &KnownDisk,
@@ -133,7 +134,7 @@ impl Held {
             }
         };
         let file = guest.root.path(&name);
-        // Taken first: one that does not answer is not opened again and again.
+        // Taken before it is opened, so that a disk that does not respond is not opened again and again.
         let turn = guest.volumes.turn(disk.generation, &file, doing)?;
         let (root, path, meant) = (guest.root.clone(), file.clone(), Meant::new(disk));
         let opened = at_once(&file, PATIENCE, move || {
@@ -149,16 +150,17 @@ impl Held {
         opened.await?
     }
 
-    /// Holds what is called `file` now, whatever that is: for what people name, and for devices that are made of a disk that
-    /// is held.
+    /// Holds the device that is now called `file`, whatever it is: for devices named by people, and for devices
+    /// built on a disk that is held.
     ///
     /// # Errors
-    /// As [`Self::of`].
+    /// The errors of [`Self::of`].
     pub async fn called(guest: &Guest, file: &Path, doing: &'static str) -> Result<Self, Error> {
         Self::beside(guest, file, &[], doing).await
     }
 
-    /// As [`Self::called`], beside what is held already: what is on the same disk as one of these shares its turn.
+    /// Holds a device like [`Self::called`], in addition to `others`: a device on the same disk as one of these
+    /// shares its turn.
     pub(super) async fn beside(
         guest: &Guest,
         file: &Path,
@@ -177,27 +179,27 @@ impl Held {
         opened.await?
     }
 
-    /// Its name, without links.
+    /// Returns the canonical path of the device node.
     pub fn file(&self) -> &Path {
         &self.0.file
     }
 
-    /// Its number.
+    /// Returns the device number.
     pub fn number(&self) -> Number {
         self.0.facts.number
     }
 
-    /// Tells its disk from all others.
+    /// Returns the generation of the disk, which distinguishes it from all others.
     pub fn generation(&self) -> u64 {
         self.0.disk.generation
     }
 
-    /// Where the whole disk is in sysfs.
+    /// Returns the path of the whole disk in sysfs.
     pub fn disk(&self) -> &str {
         &self.0.disk.place
     }
 
-    /// Bytes of its logical sectors.
+    /// Returns the size of a logical sector in bytes.
     pub(super) fn sector(&self) -> u32 {
         self.0.facts.sector
     }
@@ -206,24 +208,24 @@ impl Held {
         self.0.facts.read_only
     }
 
-    /// The descriptor.
+    /// Returns the descriptor of the device.
     pub(in crate::guest) fn device(&self) -> &File {
         &self.0.device
     }
 
-    /// Its size now.
+    /// Returns the present size in bytes.
     ///
     /// # Errors
-    /// If the kernel does not say it.
+    /// If the kernel does not report it.
     pub fn bytes(&self) -> Result<u64, Error> {
         block_device::bytes(&self.0.device).map_err(|source| Error::unreadable(&self.0.file, source))
     }
 
-    /// Whether it is still the disk that was meant, and still has its name. Asks a disk only where the kernel has no
-    /// number of it, and may then block for as long as the disk does.
+    /// Checks that it is still the disk that was meant, and still has its name. Queries the disk only where the
+    /// kernel has no sequence number of it, and may then block for as long as the disk does.
     ///
     /// # Errors
-    /// [`Error::Another`] if not, or if that cannot be told.
+    /// [`Error::Another`] if not, or if that cannot be determined.
     pub fn check(&self) -> Result<(), Error> {
         let Inner { root, file, device, facts, place, disk, .. } = &*self.0;
         let another = |why| Error::Another { device: file.clone(), why };
@@ -242,17 +244,17 @@ impl Held {
         Ok(())
     }
 
-    /// As [`Self::check`], beside the event loop.
+    /// Runs [`Self::check`] on a thread that may block.
     ///
     /// # Errors
-    /// As [`Self::check`], and if the disk does not answer.
+    /// The errors of [`Self::check`]; also if the disk does not respond.
     pub async fn verify(&self) -> Result<(), Error> {
         let held = self.clone();
         holding(self, PATIENCE, move || held.check()).await?
     }
 
-    /// Takes the lock of the whole disk that programs like udev keep to (flock(2), as `sfdisk --lock` has it), and checks
-    /// that it is still the disk that was meant.
+    /// Takes the lock of the whole disk that programs like udev honour (flock(2), as `sfdisk --lock` does), and
+    /// checks that it is still the disk that was meant.
     ///
     /// # Errors
     /// [`Error::Locked`] if another program still has it after `patience`.
@@ -270,7 +272,7 @@ impl Held {
                 io::ErrorKind::WouldBlock => Error::Locked { device: whole.clone() },
                 _ => Error::unreadable(&whole, source),
             })?;
-            // That was waited for.
+            // The disk may have changed during the wait for the lock.
             held.check()?;
             Ok(Arc::new(locked))
         };
@@ -278,7 +280,7 @@ impl Held {
     }
 }
 
-/// A device that was opened, and what was found out about it.
+/// Opened device, with its properties.
 struct Opened {
     file: PathBuf,
     device: File,
@@ -296,13 +298,13 @@ impl Opened {
         if facts.bytes == 0 {
             return Err(Error::Empty { device: file });
         }
-        // Looked up after it was opened: from then on the number is nobody else's.
+        // Looked up after the device was opened: from then on no other device can get the number.
         let place = block::place(root, facts.number).map_err(unreadable)?;
         let disk = found(root, &device, &place, asks).map_err(unreadable)?;
         Ok(Self { file, device, facts, place, disk })
     }
 
-    /// What is at work on it from before is in the way.
+    /// Completes the hold, unless a program of an earlier run is still working on the disk.
     fn held(self, root: Root, turn: Turn) -> Result<Held, Error> {
         let Self { file, device, facts, place, disk } = self;
         match work::at_work(&root, disk.generation) {
@@ -319,8 +321,8 @@ impl Opened {
     }
 }
 
-/// Which disk an open device is of, which is at `place`. It is asked for its serial number if the kernel has no number of
-/// it, or if that is said.
+/// Returns the identity of the disk that the open device at `place` is on. The disk is queried for its serial
+/// number if the kernel has no sequence number of it, or if `asks`.
 fn found(root: &Root, device: &File, place: &str, asks: bool) -> io::Result<Meant> {
     let whole = block::whole(place);
     let gone = || io::Error::from(io::ErrorKind::NotFound);

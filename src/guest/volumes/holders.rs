@@ -1,8 +1,8 @@
-//! Who uses a file system: processes with something open, mapped or as their folder on it, and what is mounted on it or
-//! made of its files.
+//! Finds the users of a file system: processes that have something on it open, mapped or as their working
+//! directory, and mounts on it or devices backed by its files.
 //!
-//! Processes come and go while they are looked at, and what cannot be looked at is passed over. Nothing here waits for
-//! the file system itself.
+//! Processes may start and end during the search, and those that cannot be inspected are skipped. Nothing here
+//! waits for the file system itself.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,59 +11,59 @@ use std::time::{Duration, Instant};
 use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 
-/// How many are told.
+/// Limit on the users that are reported.
 const MOST: usize = 32;
-/// How long they are searched for: a busy guest takes some seconds to say what its processes have open.
+/// Time limit for the search: on a busy guest it takes some seconds to list the open files of all processes.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a list of mapped files that are looked at.
+/// Limit on the bytes that are read of a list of mapped files.
 const LONGEST: usize = 1 << 20;
 
-/// Who uses a file system.
+/// Users of a file system.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holders {
-    /// Who was found; 32 at most.
+    /// Users that were found; 32 at most.
     found: Vec<Holder>,
-    /// Not all processes were looked at in time.
+    /// True if not all processes could be inspected in time.
     is_cut: bool,
 }
 
-/// Somebody who uses a file system.
+/// One user of a file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// A process.
+    /// Process that uses it.
     Process {
-        /// Its number.
+        /// Process ID.
         id: u32,
-        /// Its name.
+        /// Name of the process (`comm`).
         name: String,
-        /// What it does with it.
+        /// Kind of use.
         how: Use,
-        /// With what of it.
+        /// File or directory that it uses.
         path: PathBuf,
     },
-    /// Another mount, on it.
+    /// Mount on top of it, at this mount point.
     Mount(PathBuf),
-    /// A device that is made of one of its files.
+    /// Device backed by one of its files.
     Device {
-        /// Such as `loop0`.
+        /// Device name, such as `loop0`.
         name: String,
-        /// The file.
+        /// Backing file.
         file: PathBuf,
     },
 }
 
-/// What a process does with a file or folder.
+/// Ways in which a process uses a file or directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// It is its working folder.
+    /// As its working directory.
     Folder,
-    /// It is its root.
+    /// As its root directory.
     Root,
-    /// It is its program.
+    /// As its program.
     Program,
-    /// It has it open.
+    /// As an open file.
     Open,
-    /// It has it in its memory.
+    /// As a memory-mapped file.
     Mapped,
 }
 
@@ -89,16 +89,16 @@ impl fmt::Display for Holder {
 }
 
 impl Holders {
-    /// Whether nobody uses it, as far as all could be looked at.
+    /// Returns whether no user was found and all processes could be inspected.
     pub fn are_none(&self) -> bool {
         self.found.is_empty() && !self.is_cut
     }
 }
 
-/// All of them in one sentence.
+/// Formats all users as one sentence.
 impl fmt::Display for Holders {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// More would not be read.
+        /// Limit on the users that are named; nobody reads more.
         const TOLD: usize = 8;
 
         if self.found.is_empty() && self.is_cut {
@@ -118,7 +118,8 @@ impl fmt::Display for Holders {
     }
 }
 
-/// Who uses the mount, of all these. The newest processes are looked at first: the oldest are the kernel's and the system's.
+/// Returns the users of `mount`, given the list of all mounts. The newest processes are inspected first: the
+/// oldest belong to the kernel and the system.
 pub fn holders(root: &Root, mount: &Mount, mounts: &[Mount]) -> Holders {
     let place = Path::new(&mount.mount_point);
     let below = |other: &&Mount| other.id != mount.id && Path::new(&other.mount_point).starts_with(place);
@@ -149,14 +150,14 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The first use that is found: one says enough.
+    /// Returns the first use that is found: one is enough to report.
     fn process(&self, id: u32) -> Option<Holder> {
         let found = |how, path| {
             let name = self.root.line(&format!("/proc/{id}/comm"));
             Some(Holder::Process { id, name, how, path })
         };
         for (link, how) in [("cwd", Use::Folder), ("root", Use::Root), ("exe", Use::Program)] {
-            // "/" is everybody's root.
+            // "/" is the root directory of every process.
             let here =
                 |path: &PathBuf| path.starts_with(self.place) && (how != Use::Root || path != Path::new("/"));
             if let Some(path) = self.link(&format!("/proc/{id}/{link}")).filter(here) {
@@ -167,7 +168,7 @@ impl Search<'_> {
             if Instant::now() > self.until {
                 return None;
             }
-            // On which mount it was opened is the kernel's word; paths may be those of another namespace.
+            // The kernel reports on which mount the file was opened; paths may be those of another namespace.
             let information = self.root.line(&format!("/proc/{id}/fdinfo/{number}"));
             let on = information.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
             // One that has just been closed has no path, and the process may have others.
@@ -194,14 +195,14 @@ impl Search<'_> {
     }
 }
 
-/// The file of a line of `/proc/<process>/maps`, if it is at this place.
+/// Returns the file of a line of `/proc/<process>/maps`, if it is below `place`.
 fn mapped_file(line: &str, place: &Path) -> Option<PathBuf> {
     let path = &line[line.find(" /")? + 1..];
     let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));
     path.starts_with(place).then(|| path.to_owned())
 }
 
-/// Loop devices made of files at this place.
+/// Returns the loop devices backed by files below `place`.
 fn loops(root: &Root, place: &Path) -> Vec<Holder> {
     let device = |name: String| {
         let file = root.line(&format!("/sys/block/{name}/loop/backing_file"));

@@ -1,4 +1,4 @@
-//! What was about to be made on which disk: written down before it is begun, gone when it is done.
+//! Notes about file systems that are about to be made: written before the format begins, removed when it is done.
 
 use std::io;
 
@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 use crate::sys::files;
 use crate::sys::root::Root;
 
-/// Where notes are kept.
+/// Directory of the notes.
 pub const FOLDER: &str = "/var/lib/guestlet/formats";
-/// Characters of what a disk is called, at most.
+/// Limit on the bytes of a disk's identity.
 pub const LONGEST: usize = 100;
-/// Bytes of a note, at most.
+/// Limit on the bytes of a note.
 const MOST: u64 = 4096;
 
-/// What was about to be made.
+/// File system that was about to be made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intent {
-    /// What the disk is called: its serial number.
+    /// Identity of the disk, such as its serial number.
     pub identity: String,
-    /// The size of the device in bytes.
+    /// Size of the device in bytes.
     pub bytes: u64,
-    /// The kind of file system, in the words of blkid(8).
+    /// Kind of file system, as named by blkid(8).
     pub kind: String,
-    /// Which one it was to be.
+    /// UUID that the file system was to get.
     pub uuid: String,
 }
 
 impl Intent {
-    /// The note about the disk called `identity`, if there is one that can be read.
+    /// Reads the note about the disk with this `identity`. Returns none if it does not exist or is unreadable.
     ///
     /// # Errors
-    /// As open(2) and read(2) give them.
+    /// The errors of open(2) and read(2).
     pub fn read(root: &Root, identity: &str) -> io::Result<Option<Self>> {
         match root.read(&path(identity)) {
             Ok(bytes) => Ok(Self::parse(&bytes).filter(|intent| intent.identity == identity)),
@@ -44,10 +44,10 @@ impl Intent {
         serde_json::from_slice(bytes).ok()
     }
 
-    /// Writes it down; it is on the disk before this returns.
+    /// Writes the note; when this returns, it is on the disk.
     ///
     /// # Errors
-    /// As open(2), write(2) and fsync(2) give them.
+    /// The errors of open(2), write(2) and fsync(2).
     pub fn write(&self, root: &Root) -> io::Result<()> {
         std::fs::create_dir_all(root.path(FOLDER))?;
         let text = serde_json::to_vec(self)?;
@@ -55,18 +55,18 @@ impl Intent {
     }
 }
 
-/// Removes the note about a disk; that it is gone is on the disk before this returns.
+/// Removes the note about a disk; when this returns, the removal is on the disk.
 ///
 /// # Errors
-/// As unlink(2) and fsync(2) give them.
+/// The errors of unlink(2) and fsync(2).
 pub fn remove(root: &Root, identity: &str) -> io::Result<()> {
     files::remove_synced(&root.path(&path(identity)))
 }
 
-/// Whether making the file system `uuid` was begun and did not come to its end.
+/// Returns whether the file system `uuid` was begun and not completed.
 ///
 /// # Errors
-/// As opendir(3) and read(2) give them.
+/// The errors of opendir(3) and read(2).
 pub fn is_unfinished(root: &Root, uuid: &str) -> io::Result<bool> {
     let entries = match std::fs::read_dir(root.path(FOLDER)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -83,7 +83,7 @@ pub fn is_unfinished(root: &Root, uuid: &str) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Every name makes a file name of its own.
+/// Returns a file name that is different for every identity.
 fn path(identity: &str) -> String {
     let mut name = format!("{FOLDER}/");
     for byte in identity.bytes() {

@@ -1,20 +1,21 @@
-//! What is on disks: told, made, mounted, let go of, and grown. Which disk is meant is decided before; the verbs are given
-//! one that is [`held`], never a name.
+//! Operations on disks: their contents are detected, made, mounted, unmounted and grown. Which disk is meant is
+//! decided before; the operations take one that is [`held`], never a name.
 //!
-//! - [`held`] is a disk in the hands of one operation: open, checked, and nobody else's meanwhile. `work` runs programs on
-//!   it, and knows those that still run.
-//! - [`contents`] tells what is on a device; blank is only what nothing at all was found on.
-//! - [`format`](mod@format) makes a file system on a blank device, and goes on where a killed one was ([`intent`]).
-//! - [`fsck`] repairs what is safely repaired before a file system is mounted.
-//! - [`mount`] and [`unmount`] may be repeated; who is in the way is told by [`holders`]. [`swap`] is its counterpart
-//!   for swap spaces, [`usage`] tells how full something is.
-//! - [`grow`] lets everything on a disk that has grown take the new room.
+//! - [`held`] is a disk held by one operation: open, checked, and not available to others meanwhile. `work` runs
+//!   programs on it, and knows those that are still running.
+//! - [`contents`] detects what is on a device; it is blank only if nothing at all was found.
+//! - [`format`](mod@format) makes a file system on a blank device, and continues where a killed run stopped
+//!   ([`intent`]).
+//! - [`fsck`] repairs what can be repaired safely before a file system is mounted.
+//! - [`mount`] and [`unmount`] may be repeated; [`holders`] finds the users of a mount that is in use. [`swap`] is
+//!   the counterpart for swap spaces, and [`usage`] reports how full a file system is.
+//! - [`grow`] grows everything on a disk that has grown.
 //!
-//! To add a verb that writes: it takes a [`Held`], has its program run by `work` or checks
-//! immediately before it acts, and needs no lock or key of its own.
+//! To add an operation that writes: it takes a [`Held`], has its program run by `work` or checks immediately
+//! before it acts, and needs no lock or key of its own.
 //!
-//! Whatever a device does, a call ends at its deadline. A thread that then still waits for the device holds it
-//! (its [`Turn`]), so that nothing else is begun with it.
+//! Whatever a device does, a call ends at its deadline. A thread that is then still waiting for the device holds
+//! it (its [`Turn`]), so that no other operation on it is begun.
 
 pub mod contents;
 mod error;
@@ -41,35 +42,35 @@ use crate::turns::{self, Turns};
 pub use error::Error;
 use held::Held;
 
-/// How long a device may take to say what it is.
+/// Time limit for a device to report its properties.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is being done to the disks of this machine.
+/// Running operations on the disks of this machine.
 #[derive(Debug, Default)]
 pub struct Volumes {
     turns: Turns<Thing, &'static str>,
 }
 
-/// What only one may work on.
+/// Object on which only one operation may work at a time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Thing {
-    /// What is mounted at a path, or will be.
+    /// Mount at this path, present or planned.
     Place(PathBuf),
-    /// The disk of this generation.
+    /// Disk with this generation.
     Disk(u64),
 }
 
-/// Nobody else does anything to a disk or place until the last copy of this is dropped.
+/// Exclusive right to work on a disk or mount point, until the last copy is dropped.
 pub type Turn = turns::Turn<Thing, &'static str>;
 
 impl Volumes {
-    /// Begins something with a place, which nobody else does anything to until that ends.
+    /// Takes the turn of a mount point, so that no other operation on it begins until the turn is dropped.
     pub(in crate::guest) fn begin(&self, place: &Path, doing: &'static str) -> Result<Turn, Error> {
         self.take(Thing::Place(place.to_owned()), place, doing)
     }
 
-    /// Begins something with the disk of this generation, which nobody else does anything to until that ends: the one
-    /// key for whatever is done to a disk. For people it is called `name`.
+    /// Takes the turn of the disk with this generation, so that no other operation on it begins until the turn is
+    /// dropped. This one key covers all operations on the disk. `name` is the name of the disk in errors.
     pub(in crate::guest) fn turn(
         &self,
         generation: u64,
@@ -84,10 +85,10 @@ impl Volumes {
     }
 }
 
-/// Does what should take a moment only, beside the event loop.
+/// Runs `work`, which should be brief, on a thread that may block.
 ///
 /// # Errors
-/// If it takes longer than `patience`; it goes on then.
+/// If it takes longer than `patience`; it then continues.
 async fn at_once<T: Send + 'static>(
     what: &Path,
     patience: Duration,
@@ -97,7 +98,7 @@ async fn at_once<T: Send + 'static>(
     done.map_err(|_| Error::Silent { what: what.to_owned(), seconds: patience.as_secs() })
 }
 
-/// As [`at_once`], with a disk that stays held for as long as it takes.
+/// Runs `work` like [`at_once`]; the disk stays held until it ends.
 async fn holding<T: Send + 'static>(
     held: &Held,
     patience: Duration,
@@ -106,7 +107,7 @@ async fn holding<T: Send + 'static>(
     keeping(held, held.file(), patience, work).await
 }
 
-/// As [`at_once`], and what is `held` stays so for as long as it takes.
+/// Runs `work` like [`at_once`]; `held` is kept until it ends.
 async fn keeping<T: Send + 'static>(
     held: &(impl Clone + Send + 'static),
     what: &Path,

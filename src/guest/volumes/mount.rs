@@ -1,10 +1,10 @@
-//! Mounts file systems, and binds folders and files to other places.
+//! Mounts file systems, and bind-mounts directories and files.
 //!
-//! May be repeated: a place that shows what it should is left as it is; one that shows something else is an error. The
-//! place is opened before it is looked at, and what was looked at is what is mounted on.
+//! May be repeated: a mount point that already has the requested mount is left as it is; one with a different
+//! mount is an error. The mount point is opened before it is checked, and the mount is made on what was checked.
 //!
-//! mount(2) and the list of mounts go by a device's name. So that is checked before, and afterwards what is mounted: if it
-//! is of another device, it is unmounted again.
+//! mount(2) and the list of mounts identify a device by its name. So the name is checked before, and the mount
+//! afterwards: if it is of a different device, it is unmounted again.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -29,62 +29,62 @@ use crate::sys::{block_device, root::Root};
 
 pub use crate::sys::mounting::Propagation;
 
-/// What is mounted.
+/// Source of a mount.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
-    /// The file system on a device.
+    /// File system on a device.
     Device(&'a Held),
-    /// The file of a device.
+    /// Device node of a device, to be bind-mounted.
     File(&'a Held),
-    /// A folder or file.
+    /// Directory or file, to be bind-mounted.
     Bind(&'a Path),
 }
 
-/// What is to be mounted, where and how.
+/// Request for a mount.
 #[derive(Debug, Clone)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct Mount<'a> {
-    /// What.
+    /// Source of the mount.
     pub source: Source<'a>,
-    /// Where: a folder, or for a file a file. Its last part may be no link.
+    /// Mount point: a directory, or a file if the source is a file. The last component must not be a symbolic link.
     pub target: &'a Path,
-    /// The kind of file system that it has to be; any, if nothing is said.
+    /// Kind of file system that is required; any if absent.
     pub kind: Option<&'a str>,
-    /// As for mount(8), but for those that say what else than mounting is done.
+    /// Mount options as for mount(8), except for those that request something other than mounting.
     pub options: &'a [String],
-    /// Nobody can write to it.
+    /// True if the mount is read-only.
     pub read_only: bool,
-    /// A target that is missing is made, if what it is in is there.
+    /// True if a missing target is created; its parent directory must exist.
     pub make_target: bool,
-    /// The target may hold something, which is not seen then.
+    /// True if the target may have contents, which the mount then hides.
     pub over_contents: bool,
-    /// Who else sees what is mounted below it later.
+    /// Propagation of later mounts below this one to other namespaces.
     pub propagation: Option<Propagation>,
-    /// The file system is checked before, and what is safely repaired is repaired; one that is mounted somewhere
-    /// already, or read-only, is not.
+    /// True if the file system is checked first, and repaired where that is safe. Not done if it is mounted
+    /// elsewhere already, or read-only.
     pub check: bool,
-    /// How long it may take.
+    /// Time limit for the mount.
     pub deadline: Duration,
 }
 
-/// What is mounted there now.
+/// Mount that now exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mounted {
-    /// Where it is, without links.
+    /// Canonical path of the mount point.
     pub target: PathBuf,
-    /// The kind of file system.
+    /// Kind of file system.
     pub kind: String,
-    /// It was there already.
+    /// True if the mount already existed.
     pub already: bool,
-    /// What a check came to, if there was one.
+    /// Result of the check, if there was one.
     pub checked: Option<Checked>,
 }
 
-/// Mounts it, unless it is.
+/// Mounts the source, unless it is mounted there already.
 ///
 /// # Errors
-/// If something else is mounted there, the target is not as it should be, or mounting fails; then nothing is mounted,
-/// unless it was the deadline that ended this.
+/// If something else is mounted there, the target is unsuitable, or mounting fails. Nothing is then mounted,
+/// unless the deadline was the reason.
 pub async fn mount(guest: &Guest, wanted: &Mount<'_>) -> Result<Mounted, Error> {
     let options = Options::parse(wanted.options, wanted.read_only)?;
     let place = open_target(wanted).await?;
@@ -139,7 +139,7 @@ async fn mount_device(
     let mut checked = None;
     let writes = !options.flags.contains(MsFlags::MS_RDONLY);
     if wanted.check && writes && !mounts.list.iter().any(|mount| mounts.is_ours(mount)) {
-        // The program would look at the same, and leave it at that.
+        // The program would read the same mark in the superblock, and check no further.
         checked = Some(match mounts.own {
             Some(Superblock { clean: true, .. }) => Checked::Clean,
             _ => fsck::check(guest, held, kind, wanted.deadline).await?,
@@ -159,7 +159,7 @@ async fn mount_device(
             let another = Error::Another { device: copy.file().to_owned(), why: "another one was mounted" };
             if shown { copy.check() } else { Err(another) }
         });
-        // Nobody has had the time to do anything with it.
+        // Safe, because no other process has had time to use the mount.
         let is_right = is_right.inspect_err(|_| {
             if let Err(error) = machine.effects.unmount(&place.path) {
                 tracing::warn!("{} stays mounted: {error}", place.path.display());
@@ -172,14 +172,14 @@ async fn mount_device(
     Ok(Mounted { target, kind, already: false, checked })
 }
 
-/// Whether what is mounted last at `target` is of the device that is held.
+/// Returns whether the last mount at `target` is of the device that is held.
 fn shows(root: &Root, held: &Held, target: &Path) -> io::Result<bool> {
     let list = MountList::open(root)?.read()?;
     let shown = list.iter().rfind(|mount| Path::new(&mount.mount_point) == target);
     Ok(shown.is_some_and(|mount| is_on(root, mount, held.number())))
 }
 
-/// A file system whose making was interrupted is not mounted.
+/// Refuses a file system whose format was interrupted.
 async fn unfinished(guest: &Guest, held: &Held, uuid: Option<&str>) -> Result<(), Error> {
     let Some(uuid) = uuid.map(str::to_owned) else { return Ok(()) };
     let root = guest.root.clone();
@@ -240,7 +240,7 @@ async fn bind(
     Ok(Mounted { target, kind, already: false, checked: None })
 }
 
-/// Opens the target, and makes it before if that is wanted.
+/// Opens the target, and creates it first if requested.
 async fn open_target(wanted: &Mount<'_>) -> Result<Place, Error> {
     let (path, make) = (wanted.target.to_owned(), wanted.make_target);
     let as_file = match wanted.source {
@@ -264,7 +264,7 @@ async fn open_target(wanted: &Mount<'_>) -> Result<Place, Error> {
     opened.map_err(|source| Error::Target { target: wanted.target.to_owned(), source })
 }
 
-/// Sees to it that nothing is hidden.
+/// Checks that the target is empty, so that the mount hides nothing, unless that is allowed.
 async fn empty_folder(wanted: &Mount<'_>, place: Place) -> Result<Place, Error> {
     if matches!(wanted.source, Source::Device(_)) && !place.is_folder {
         return Err(Error::Target { target: place.path, source: Errno::ENOTDIR.into() });
@@ -286,19 +286,19 @@ fn same_flags(there: &str, wanted: MsFlags) -> bool {
     COMPARED.iter().all(|(word, flag)| there.split(',').any(|there| there == *word) == wanted.contains(*flag))
 }
 
-/// What is mounted at a place that was opened.
+/// Returns the mount at a place that was opened.
 fn at<'a>(list: &'a [mountinfo::Mount], place: &Place) -> Option<&'a mountinfo::Mount> {
     list.iter().find(|mount| mount.id == place.mount && Path::new(&mount.mount_point) == place.path)
 }
 
-/// What is mounted, as far as it matters for a device.
+/// Present mounts, and their relation to a device.
 struct Mounts {
     root: Root,
     list: Vec<mountinfo::Mount>,
     device: (u32, u32),
-    /// What the device says of itself.
+    /// Superblock of the device.
     own: Option<Superblock>,
-    /// The devices of file systems that may be copies of one another: their sources, and what they say.
+    /// Sources and superblocks of mounted file systems of which the device may be a copy.
     others: Vec<(String, Superblock)>,
 }
 
@@ -324,12 +324,13 @@ impl Mounts {
         at(&self.list, place)
     }
 
-    /// Whether it is of the device.
+    /// Returns whether `mount` is of the device.
     fn is_ours(&self, mount: &mountinfo::Mount) -> bool {
         is_on(&self.root, mount, self.device)
     }
 
-    /// A copy of a file system that is mounted: XFS has to be told that it is one, btrfs would take one for the other.
+    /// Handles a copy of a mounted file system: XFS is mounted with `nouuid`; btrfs is refused, as the kernel would
+    /// confuse the two.
     fn clone_of(&self, device: &Path, options: &mut Options) -> Result<(), Error> {
         let Some(own) = self.own else { return Ok(()) };
         let Some((other, _)) = self.others.iter().find(|(_, other)| other.uuid == own.uuid) else {

@@ -1,10 +1,10 @@
-//! Mount options as people write them: which are the kernel's flags, and which the file system's own.
+//! Parses mount options as people write them into flags of the kernel and options of the file system.
 
 use nix::mount::MsFlags;
 
 use crate::guest::volumes::Error;
 
-/// Options that are flags, and those that take a flag away again.
+/// Options that are flags, and those that clear a flag.
 const FLAGS: &[(&str, MsFlags, bool)] = &[
     ("ro", MsFlags::MS_RDONLY, true),
     ("rw", MsFlags::MS_RDONLY, false),
@@ -29,13 +29,13 @@ const FLAGS: &[(&str, MsFlags, bool)] = &[
     ("nolazytime", MsFlags::MS_LAZYTIME, false),
 ];
 
-/// For /etc/fstab and its readers only.
+/// Options that only concern /etc/fstab and its readers; ignored.
 const IGNORED: &[&str] = &[
     "auto", "defaults", "group", "noauto", "nofail", "nogroup", "noowner", "nouser", "owner", "user",
     "users", "_netdev",
 ];
 
-/// What is said in other ways, or never.
+/// Options that are set in other ways, or never allowed.
 const REFUSED: &[&str] = &[
     "bind",
     "loop",
@@ -54,7 +54,7 @@ const REFUSED: &[&str] = &[
     "unbindable",
 ];
 
-/// Those of a mount that are told from others when it is there already.
+/// Flags that an existing mount must match.
 pub(super) const COMPARED: &[(&str, MsFlags)] = &[
     ("ro", MsFlags::MS_RDONLY),
     ("nosuid", MsFlags::MS_NOSUID),
@@ -62,26 +62,27 @@ pub(super) const COMPARED: &[(&str, MsFlags)] = &[
     ("noexec", MsFlags::MS_NOEXEC),
 ];
 
-/// Bytes of all options of a file system together: the kernel takes one page.
+/// Limit on the bytes of all options of a file system together: the kernel accepts one page.
 const LONGEST: usize = 4000;
 
-/// Options, parted.
+/// Parsed options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The kernel's.
+    /// Mount flags of the kernel.
     pub flags: MsFlags,
-    /// The file system's own, separated by commas.
+    /// Options of the file system, separated by commas.
     pub data: String,
 }
 
 impl Options {
-    /// Parts them. One string may hold several, separated by commas; later ones win.
+    /// Parses options. One string may hold several, separated by commas; later ones win.
     ///
     /// # Errors
-    /// If one is not for mount(2), or holds what cannot be in one.
+    /// If one is not meant for mount(2), or contains invalid characters.
     pub fn parse(options: &[String], read_only: bool) -> Result<Self, Error> {
         let mut parsed = Self { flags: MsFlags::empty(), data: String::new() };
-        // Within quotes commas part nothing; nobody needs that here, so that it is refused with the quote.
+        // Commas within quotes do not separate options. Nobody needs that here, so an option with a quote is
+        // refused.
         for option in options.iter().flat_map(|some| some.split(',')).filter(|option| !option.is_empty()) {
             parsed.add(option)?;
         }
@@ -111,13 +112,13 @@ impl Options {
         Ok(())
     }
 
-    /// What of the file system is mounted, without a slash before it: all of it, if it is empty.
+    /// Returns the part of the file system that is mounted, without a leading slash; empty for all of it.
     pub(super) fn subvolume(&self) -> &str {
         let named = self.data.split(',').find_map(|option| option.strip_prefix("subvol="));
         named.unwrap_or_default().trim_start_matches('/')
     }
 
-    /// Adds one of the file system's own, unless it is there.
+    /// Adds an option of the file system, unless it is present.
     pub fn own(&mut self, option: &str) {
         if self.data.split(',').any(|known| known == option) {
             return;

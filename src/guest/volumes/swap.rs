@@ -1,4 +1,4 @@
-//! Swap spaces on disks: taken into use, and let go of.
+//! Enables and disables swap spaces on disks.
 
 use std::io;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::guest::volumes::held::Held;
 use crate::guest::volumes::{Error, PATIENCE, holding};
 use crate::sys::{block_device, swaps};
 
-/// Lets the kernel swap to the device that is held; whether it did so already.
+/// Enables swapping to the device that is held. Returns whether it was enabled already.
 ///
 /// # Errors
-/// If there is no swap space on it, it is not the one that was meant, or the kernel does not take it.
+/// If the device has no swap space, is not the one that was meant, or the kernel refuses it.
 pub async fn on(guest: &Guest, held: &Held) -> Result<bool, Error> {
     if is_used(guest, held).await? {
         return Ok(true);
@@ -26,17 +26,18 @@ pub async fn on(guest: &Guest, held: &Held) -> Result<bool, Error> {
         device.check()?;
         let done = effects.swap_on(device.file());
         done.map_err(|source| Error::Swap { device: device.file().to_owned(), source })?;
-        // The kernel went by its name.
+        // The kernel found the device by its name.
         device.check().inspect_err(|_| drop(effects.swap_off(device.file())))
     };
     holding(held, PATIENCE, work).await??;
     Ok(false)
 }
 
-/// Lets go of the swap space on the device that is held; whether it was in use. What is in it moves back to memory first.
+/// Disables the swap space on the device that is held. Returns whether it was in use. Its contents are moved back
+/// to memory first.
 ///
 /// # Errors
-/// If memory does not suffice; if it takes longer than `deadline`, and then it goes on.
+/// If there is not enough memory; if it takes longer than `deadline`, and it then continues.
 pub async fn off(guest: &Guest, held: &Held, deadline: Duration) -> Result<bool, Error> {
     if !is_used(guest, held).await? {
         return Ok(false);

@@ -1,4 +1,4 @@
-//! Unmounts what is at a place, and says who is in the way.
+//! Unmounts file systems, and finds the users of a mount that is in use.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,18 +11,19 @@ use crate::guest::volumes::holders::{Holders, holders};
 use crate::guest::volumes::{Error, PATIENCE, at_once, keeping};
 use crate::sys::mountinfo::{Mount, MountList};
 
-/// Mounts on top of each other, at most.
+/// Limit on the mounts on top of each other at one mount point.
 const DEEPEST: usize = 64;
-/// How long something may be in use by nobody who is found: whoever follows a path into it holds it for a moment. And how soon it is
-/// tried again.
+/// Time for which a mount may be in use without a user that can be found, because a process that resolves a path
+/// holds it for a moment; and the time between two attempts.
 const PASSING: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Unmounts all that is mounted at `target`, and says how many mounts that were: none if nothing was, or if there is no
-/// such place. What is mounted is flushed to its disk first, by the kernel.
+/// Unmounts everything that is mounted at `target`, and returns the number of mounts: 0 if nothing was mounted, or
+/// the path does not exist. The kernel flushes a file system to its disk first.
 ///
 /// # Errors
-/// If it is in use, with who uses it; if `target` is a link; if it takes longer than `deadline`, and then it goes on.
+/// If it is in use, with its users; if `target` is a symbolic link; if it takes longer than `deadline`, and it
+/// then continues.
 pub async fn unmount(guest: &Guest, target: &Path, deadline: Duration) -> Result<usize, Error> {
     let path = target.to_owned();
     let found = at_once(target, PATIENCE, move || place(&path)).await?;
@@ -37,11 +38,11 @@ pub async fn unmount(guest: &Guest, target: &Path, deadline: Duration) -> Result
     })
 }
 
-/// Takes what is mounted last at `target` out of sight, though somebody uses it: for a file system whose disk is gone,
-/// which can do nothing for them but fail.
+/// Detaches the last mount at `target` lazily although it is in use: for a file system whose disk has disappeared,
+/// where all further operations fail anyway.
 ///
 /// # Errors
-/// If nothing is mounted there; if it takes longer than `deadline`, and then it goes on.
+/// If nothing is mounted there; if it takes longer than `deadline`, and it then continues.
 pub async fn detach(guest: &Guest, target: &Path, deadline: Duration) -> Result<(), Error> {
     let held = guest.volumes.begin(target, "an unmount is in progress there")?;
     let (effects, path) = (guest.effects.clone(), target.to_owned());
@@ -73,7 +74,8 @@ fn all(guest: &Guest, path: &Path) -> Result<usize, (io::Error, Holders)> {
     Err(plain(Errno::ELOOP.into()))
 }
 
-/// Where it is, without links. The place itself is not asked: its file system may be gone.
+/// Returns the canonical path. Only the parent is resolved, because the file system at the mount point may not
+/// respond.
 fn place(target: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(folder), Some(name)) = (target.parent(), target.file_name()) else {
         return Err(Errno::EINVAL.into());
@@ -89,7 +91,7 @@ fn place(target: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// What is mounted last there.
+/// Returns the last mount at a path.
 fn last<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     mounts.iter().rfind(|mount| Path::new(&mount.mount_point) == path)
 }

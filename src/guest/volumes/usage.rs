@@ -1,4 +1,4 @@
-//! How full a mounted file system is, and giving back what it does not use.
+//! Reports how full a mounted file system is, and discards its unused blocks.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,21 +8,21 @@ use crate::guest::volumes::{Error, PATIENCE, at_once};
 use crate::sys::effects::Trimmed;
 use crate::sys::usage::{self, Usage};
 
-/// How full the file system is that `path` is on.
+/// Returns the usage of the file system that `path` is on.
 ///
 /// # Errors
-/// If there is no such path, or the file system does not answer.
+/// If the path does not exist, or the file system does not respond.
 pub async fn usage(guest: &Guest, path: &Path) -> Result<Usage, Error> {
     let place = guest.root.path_as_given(&path.to_string_lossy());
     let told = at_once(path, PATIENCE, move || usage::usage(&place)).await?;
     told.map_err(|source| Error::unreadable(path, source))
 }
 
-/// Gives the unused blocks of the file system that `path` is on back to its disk, in ranges of at least `minimum`
-/// bytes. One at a time.
+/// Discards the unused blocks of the file system that `path` is on (FITRIM), in ranges of at least `minimum`
+/// bytes. Only one trim runs at a time on each path.
 ///
 /// # Errors
-/// If the file system or its disk cannot do that; if it takes longer than `deadline`, and then it goes on.
+/// If the file system or its disk does not support it; if it takes longer than `deadline`, and it then continues.
 pub async fn trim(guest: &Guest, path: &Path, minimum: u64, deadline: Duration) -> Result<Trimmed, Error> {
     let held = guest.volumes.begin(path, "it is being trimmed")?;
     let (effects, place) = (guest.effects.clone(), path.to_owned());

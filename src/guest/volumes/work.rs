@@ -1,12 +1,13 @@
-//! Programs that work on a disk that is held: each is given the disk as its standard input, and not its name.
+//! Programs that work on a disk that is held: each gets the disk as its standard input, and not by its name.
 //!
 //! ```text
-//! checked ──▶ started: input = the disk, output = a file in memory, whose lock it has ──▶ ended, what it said is read
+//! checked ──▶ started: input = the disk, output = a locked file in memory ──▶ ended, its output is read
 //!                                      │
-//!                                      └─ the agent is killed: the lock says for as long as it runs that it does
+//!                                      └─ the agent is killed: the program keeps the lock for as long as it runs
 //! ```
-//! A program that repairs must not be killed in the middle of it. It gets a scope of its own, beside the agent's unit, and
-//! outlives the agent, its update, and its own deadline. Nothing else is begun with the disk until it has ended.
+//! A program that repairs must not be killed halfway. It gets a scope of its own, beside the agent's unit, and
+//! outlives the agent, its update, and its own deadline. No other operation on the disk is begun until it has
+//! ended.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -21,33 +22,35 @@ use crate::sys::block_device;
 use crate::sys::program::{self, Ended};
 use crate::sys::root::Root;
 
-/// What a program finds the disk at, in its arguments.
+/// Path by which a program finds the disk, for its arguments.
 pub(super) const ITSELF: &str = "/proc/self/fd/0";
-/// Where programs say what they have to say.
+/// Directory of the output files of programs.
 const FOLDER: &str = "/run/guestlet/at-work";
-/// Bytes of that which are read.
+/// Limit on the bytes that are read of such a file.
 const MOST: u64 = 64 * 1024;
-/// How systemd is known to run.
+/// Directory that exists if systemd is running.
 const SYSTEMD: &str = "/run/systemd/system";
-/// It moves a program out of the agent's unit, and is that program then. When the machine is shut down the program is
-/// waited for: the signal that it is sent first is one that nobody minds.
+/// Program that moves itself out of the agent's unit and then executes the other program. At shutdown systemd
+/// waits for it, because the first signal that it sends has no effect.
 const SCOPE: &str = "systemd-run";
 const IN_SCOPE: [&str; 5] =
     ["--scope", "--collect", "--property=KillSignal=SIGCONT", "--property=TimeoutStopSec=600", "--"];
 
-/// What becomes of a program when its deadline has passed, or the agent ends.
+/// Fate of a program when its deadline has passed, or the agent ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It is killed: it has written nothing, or is done again.
+    /// Killed: it has written nothing, or will be run again.
     Killed,
-    /// It goes on until it is done.
+    /// Left to finish.
     Finishes,
 }
 
-/// Runs a program on a disk until it ends, however that is. In its `arguments` the disk is called [`ITSELF`].
+/// Runs a program on a disk to its end, whatever its exit status. In its `arguments` the disk is called
+/// [`ITSELF`].
 ///
 /// # Errors
-/// If it is not installed, the disk is another one by now, it cannot be started, or takes longer than `deadline`.
+/// If it is not installed, the disk is a different one by now, it cannot be started, or takes longer than
+/// `deadline`.
 pub(super) async fn run(
     guest: &Guest,
     held: &Held,
@@ -63,7 +66,7 @@ pub(super) async fn run(
         let scoped: Vec<_> =
             IN_SCOPE.iter().copied().chain([path.as_str()]).chain(arguments.iter().copied()).collect();
         let ended = run_once(guest, held, name, &scope, &scoped, fate, deadline).await?;
-        // It says so before it becomes the program.
+        // systemd-run prints this before it executes the program.
         let (first, rest) = ended.output.split_once('\n').unwrap_or((&ended.output, ""));
         if first.starts_with("Running ") && first.contains(".scope") {
             return Ok(Ended { output: rest.to_owned(), ..ended });
@@ -90,7 +93,7 @@ async fn run_once(
         let output = said.file.try_clone().map_err(noted)?;
         let unreadable = |source| Error::unreadable(copy.file(), source);
         let input = block_device::reopen(copy.device(), false).map_err(unreadable)?;
-        // Nothing is waited for any more.
+        // From here on nothing blocks.
         copy.check()?;
         Ok::<_, Error>((said, input, output))
     };
@@ -103,10 +106,10 @@ async fn run_once(
     Ok(Ended { status, output: output.replace(ITSELF, &file), errors: String::new() })
 }
 
-/// Whether a program is at work on the disk of this generation.
+/// Returns whether a program is working on the disk with this generation.
 ///
 /// # Errors
-/// As open(2) and flock(2) give them.
+/// The errors of open(2) and flock(2).
 pub(super) fn at_work(root: &Root, generation: u64) -> io::Result<bool> {
     let said = match File::open(file(root, generation)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -123,11 +126,11 @@ fn file(root: &Root, generation: u64) -> PathBuf {
     root.path(&format!("{FOLDER}/{generation}"))
 }
 
-/// What a program says, in a file whose lock it holds.
+/// Output of a program, in a file whose lock it holds.
 struct Said {
     file: File,
     path: PathBuf,
-    /// The length of what was written there before it.
+    /// Length of the header that precedes the output.
     before: u64,
 }
 
@@ -136,7 +139,7 @@ impl Said {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(root.path(FOLDER))?;
         let path = file(root, generation);
         let mut file = File::options();
-        // It is appended to: programs that share it do not overwrite each other.
+        // Opened for appending, so that processes that share it do not overwrite each other's output.
         let mut file = file.read(true).append(true).create(true).mode(0o600).open(&path)?;
         file.try_lock()?;
         file.set_len(0)?;

@@ -1,5 +1,5 @@
-//! The services that agents and this host half have in common, as the admin API answers them: each call is admitted, and handed
-//! on.
+//! Services that agents offer as well as this host half, as the admin API implements them: each call is admitted,
+//! then forwarded to the agent.
 
 use std::pin::Pin;
 
@@ -35,10 +35,10 @@ use crate::wire::proto::v1::{
 
 /// Bytes of one request.
 const MAX_REQUEST: usize = 64 * 1024;
-/// The same of a command of QGA.
+/// Bytes of a QGA command.
 const MAX_COMMAND: usize = (1 << 20) + 1024;
 
-/// These services, and `before`, as HTTP/2 serves them.
+/// Type of these services combined with `before`.
 pub type Services<B> = Both<
     ExecServer<Api>,
     Both<
@@ -47,7 +47,7 @@ pub type Services<B> = Both<
     >,
 >;
 
-/// The rest of them.
+/// Remaining part of the type.
 type Rest<B> = Both<
     PowerServer<Api>,
     Both<
@@ -59,10 +59,10 @@ type Rest<B> = Both<
     >,
 >;
 
-/// Beside [`Exec`], those whose calls last.
+/// Services besides [`Exec`] whose calls are long-lived.
 type Streams<B> = Both<ForwardServer<Api>, Both<FilesServer<Api>, B>>;
 
-/// These services beside `before`.
+/// Combines these services with `before`.
 pub fn beside<B>(api: &Api, before: B) -> Services<B> {
     let accounts = AccountsServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
     let hardware = MachineServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST);
@@ -104,7 +104,7 @@ impl Metrics for Api {
     }
 }
 
-/// A service, each of whose methods hands its request on.
+/// Implements services all of whose methods forward their requests to the agent.
 macro_rules! services {
     ($($service:ident { $($method:ident($request:ty) -> $answer:ty;)* })*) => {$(
         #[tonic::async_trait]
@@ -187,7 +187,7 @@ impl Freeze for Api {
     }
 }
 
-/// What comes from a program.
+/// Messages of a program that runs in a guest.
 type Answers = Pin<Box<dyn Stream<Item = Result<FromProgram, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -223,7 +223,7 @@ impl Exec for Api {
     }
 }
 
-/// What comes from targets.
+/// Messages of the targets of forwarded connections.
 type FromTargets = Pin<Box<dyn Stream<Item = Result<v1::FromTarget, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -238,7 +238,7 @@ impl Forward for Api {
         let first = forward::opening(&mut messages).await?;
         let (call, open) = self.admission.admit(Request::from_parts(metadata, extensions, first)).await?;
         let begun = forward::run(&self.desks, &self.fleet, &call.behalf, open, messages).await;
-        // Its record is of its beginning: it may last for days.
+        // The audit record ends as soon as forwarding has begun, because the connections may last for days.
         call.end(begun.map(|relay| Box::pin(relay.into_stream()) as FromTargets))
     }
 }

@@ -1,4 +1,4 @@
-//! How the admin API keeps up with what happens.
+//! Tests of the admin API with a real fleet: a watcher that cannot keep up gets `DATA_LOSS`.
 
 use tokio_util::sync::CancellationToken;
 
@@ -56,7 +56,7 @@ async fn a_watcher_that_is_too_slow_is_told_so() {
             let change = Change::Power { name: "a".into(), power, problem: String::new() };
             changes.send(change).await.unwrap();
         }
-        // All of them are through when the changes' inbox has been emptied.
+        // The fleet has processed all changes once their inbox is empty.
         while changes.capacity() < changes.max_capacity() {
             tokio::task::yield_now().await;
         }

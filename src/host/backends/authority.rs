@@ -1,62 +1,62 @@
-//! From what is heard of a volume to who holds it. Pure, and the same for every backend.
+//! Decides from the available evidence which VM holds a volume. Pure, and shared by all backends.
 //!
 //! ```text
-//!                       the VM that is remembered to have it
-//!  says that it has ─────────────────────────────────────────▶ On
-//!  is there and does not say it ─────────────────────────────▶ Unknown
-//!  says that it has it not, or is not there, or is not in the settings, or nobody is remembered:
-//!       nobody on this machine has the image open ────────────────────────────────▶ Off
-//!       somebody has: another VM says that it is that one ────────────────────────▶ On
-//!                     no VM does ─────────────────────────────────────────────────▶ Unknown
-//!       it cannot be told: the VM is not there or in no settings, and its process is
-//!                          not known to have ended ───────────────────────────────▶ Unknown
+//!                       the VM on record as the holder
+//!  reports that it has the volume ───────────────────────────▶ On
+//!  is reachable but does not answer ─────────────────────────▶ Unknown
+//!  reports that it does not have it, or is absent, or is not in the settings, or no VM is on record:
+//!       no process on this machine has the image open ────────────────────────────▶ Off
+//!       one does:       another VM reports that it has it ────────────────────────▶ On
+//!                       no VM does ───────────────────────────────────────────────▶ Unknown
+//!       cannot be determined: the VM is absent or not in the settings, and its process
+//!                          is not known to have ended ────────────────────────────▶ Unknown
 //!                          otherwise ─────────────────────────────────────────────▶ Off
 //! ```
 
 use super::volumes::{Holder, Place};
 
-/// What the hypervisor of a VM says of a volume.
+/// Report of a VM's hypervisor about a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Said {
-    /// It has it, in the VM of this name.
+    /// The VM, whose present name this is, has the volume.
     Has(String),
-    /// It has it not.
+    /// The VM does not have the volume.
     HasNot,
-    /// Nobody is there who could be asked.
+    /// No hypervisor process is there to be queried.
     Absent {
-        /// The process that was there before has ended, for certain.
+        /// True if the process that was there before has certainly ended.
         ended: bool,
     },
-    /// It is there, and does not say it; in words why.
+    /// The hypervisor is there but gives no answer; the text is the reason.
     Silent(String),
-    /// There is no such VM in the settings, or none that can be asked.
+    /// The settings list no such VM, or its hypervisor cannot be queried.
     Unlisted,
 }
 
-/// Whether somebody has a volume's image open.
+/// Use of a volume's image by processes of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Open {
-    /// Nobody has, or there is no image.
+    /// No process has the image open, or there is no image.
     Nobody,
-    /// This VM says that it is the one that has.
+    /// A process has the image open, and this VM reports that it is its own.
     By(Place),
-    /// Somebody has, and no VM says that it is the one; in words what is open.
+    /// A process has the image open, but no VM reports the volume; the text names what is open.
     BySomebody(String),
-    /// It cannot be told; in words why.
+    /// The use of the image cannot be determined; the text is the reason.
     Untold(String),
 }
 
-/// What follows.
+/// Outcome of a decision.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// It has to be looked whether somebody has the image open.
+    /// Not decided yet: the caller has to check whether the image is open, and judge again.
     Look,
-    /// This.
+    /// The final answer.
     Is(Holder),
 }
 
-/// Who holds a volume, as said by the VM that is remembered to have it, if one is, with its UUID and name; and by the image,
-/// as far as it was looked at.
+/// Decides which VM holds a volume. `remembered` is the VM on record as the holder, with its hypervisor's
+/// report; `open` is the use of the image, or `None` if it has not been checked.
 pub fn judge(remembered: Option<(&Place, &Said)>, open: Option<Open>) -> Verdict {
     let has_let_go = match remembered {
         None | Some((_, Said::HasNot | Said::Absent { ended: true })) => true,

@@ -1,10 +1,11 @@
-//! An index of the volumes that a backend knows, so that a call of one guest finds what it is about without a walk over the
-//! volumes of all: by identifier, by cluster, by name in a cluster, by the VM that is remembered to have them, and how much each
-//! cluster has, which is counted with each change and never computed anew.
+//! Index of the volumes that a backend knows, so that a request of one guest does not walk over the volumes of
+//! all guests. Volumes are found by identifier, by cluster, by name within a cluster, and by the VM on record
+//! as their holder. The usage of each cluster is updated with every change and never recomputed.
 //!
-//! The backend keeps the volumes themselves, and owns one catalogue for each set of them that comes and goes as a whole, such as a
-//! pool: what goes takes its catalogue along. Each change is told by [`Catalogue::put`] and [`Catalogue::remove`]. To look for
-//! volumes by something else: a field of [`Entry`], and a set that both of them keep.
+//! The backend stores the volumes themselves. It owns one catalogue for each set of volumes that appears and
+//! disappears as a whole, such as a pool, and drops the catalogue together with the set. Every change is
+//! reported with [`Catalogue::put`] and [`Catalogue::remove`]. To look volumes up by another property, add a
+//! field to [`Entry`] and a set that both functions maintain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -12,22 +13,23 @@ use std::sync::Arc;
 
 use super::volumes::{Coming, Usage, Usages, Volume};
 
-/// What is looked for and counted of a volume.
+/// Properties of a volume that are indexed or counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// See [`Volume::id`].
+    /// Identifier; see [`Volume::id`].
     pub id: Arc<str>,
-    /// See [`Volume::cluster`].
+    /// Owner; see [`Volume::cluster`].
     pub cluster: Arc<str>,
-    /// See [`Volume::name`].
+    /// Name within the cluster; see [`Volume::name`].
     pub name: Arc<str>,
-    /// See [`Volume::class`].
+    /// Storage class; see [`Volume::class`].
     pub class: Arc<str>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// UUID of the VM that is remembered to have it.
+    /// UUID of the VM on record as its holder.
     pub holder: Option<Arc<str>>,
-    /// Others are told of it. Of one that is being made or removed only the name is taken: it is not listed, and does not count.
+    /// True if the volume is shown to clients. A volume that is being created or removed only reserves its name: it
+    /// is neither listed nor counted.
     pub is_listed: bool,
 }
 
@@ -45,7 +47,7 @@ impl From<&Volume> for Entry {
     }
 }
 
-/// Volumes together; as many bytes as there may be are no overflow.
+/// Number and total size of volumes; wide enough that the total cannot overflow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Count {
     volumes: u64,
@@ -63,17 +65,17 @@ impl Count {
     }
 }
 
-/// The index. Two are equal if what they index is.
+/// Index of volumes. Two indexes are equal if they contain the same volumes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Catalogue {
     all: BTreeMap<Arc<str>, Entry>,
-    /// Cluster and identifier, of those that are listed.
+    /// Listed volumes by cluster and identifier.
     clusters: BTreeSet<(Arc<str>, Arc<str>)>,
-    /// Cluster, name and identifier.
+    /// All volumes by cluster, name and identifier.
     names: BTreeSet<(Arc<str>, Arc<str>, Arc<str>)>,
-    /// UUID of the VM and identifier, of those that are listed.
+    /// Listed volumes by the UUID of their VM and identifier.
     holders: BTreeSet<(Arc<str>, Arc<str>)>,
-    /// By cluster and class, of those that are listed; none that counts nothing.
+    /// Usage of the listed volumes by cluster and class; entries that drop to zero are removed.
     counts: BTreeMap<(Arc<str>, Arc<str>), Count>,
 }
 
@@ -88,7 +90,7 @@ impl FromIterator<Entry> for Catalogue {
 }
 
 impl Catalogue {
-    /// Has a volume as it is now, in place of what was known under its identifier.
+    /// Inserts a volume, or replaces the entry that has the same identifier.
     pub fn put(&mut self, entry: Entry) {
         self.remove(&entry.id);
         let Entry { id, cluster, name, class, size, holder, is_listed } = entry.clone();
@@ -102,7 +104,7 @@ impl Catalogue {
         self.all.insert(id, entry);
     }
 
-    /// Knows a volume no more; nothing if it knew none of this identifier.
+    /// Removes the entry with this identifier; does nothing if there is none.
     pub fn remove(&mut self, id: &str) {
         let Some(Entry { id, cluster, name, class, size, holder, is_listed }) = self.all.remove(id) else {
             return;
@@ -125,7 +127,8 @@ impl Catalogue {
         }
     }
 
-    /// The identifiers of the volumes that are listed, of one cluster or of all, that come after this one, in their order.
+    /// Returns the identifiers of the listed volumes of a cluster, or of all clusters, that sort after `after`, in
+    /// that order.
     pub fn after<'c>(&'c self, cluster: Option<&str>, after: &str) -> Box<dyn Iterator<Item = &'c str> + 'c> {
         let Some(cluster) = cluster else {
             let rest = self.all.range::<str, _>((Bound::Excluded(after), Bound::Unbounded));
@@ -140,8 +143,8 @@ impl Catalogue {
         Box::new(rest)
     }
 
-    /// The volumes of this name in a cluster, also those that are not listed: one at most, unless records are copies or cannot be
-    /// read.
+    /// Returns the volumes with this name in a cluster, including those that are not listed. There is at most one,
+    /// unless records were copied or are unreadable.
     pub fn named<'c>(&'c self, cluster: &str, name: &str) -> impl Iterator<Item = &'c Entry> {
         let first = (Arc::from(cluster), Arc::from(name), Arc::from(""));
         let (cluster, name) = (Arc::clone(&first.0), Arc::clone(&first.1));
@@ -149,7 +152,7 @@ impl Catalogue {
         self.names.range(first..).take_while(is_its).filter_map(|(_, _, id)| self.all.get(id))
     }
 
-    /// The identifiers of the volumes that the VM of this UUID is remembered to have.
+    /// Returns the identifiers of the volumes that the VM with this UUID is on record for.
     pub fn of_vm<'c>(&'c self, uuid: &str) -> impl Iterator<Item = &'c str> {
         let first = (Arc::from(uuid), Arc::from(""));
         let uuid = Arc::clone(&first.0);
@@ -162,21 +165,21 @@ impl Catalogue {
             return self.counts.get(&first).copied().unwrap_or_default();
         }
         let mut sum = Count::default();
-        // As many as there are storage classes.
+        // The number of entries is at most that of the storage classes.
         let its = self.counts.range(first..).take_while(|((of, _), _)| **of == *cluster);
         its.for_each(|(_, count)| sum.add(*count));
         sum
     }
 
-    /// Bytes of the volume of this name, if one is listed; in one class, or in any.
+    /// Returns the size in bytes of the listed volume with this name, if there is one; in one class, or in any.
     fn size(&self, cluster: &str, name: &str, class: Option<&str>) -> Option<u64> {
         let counts = |entry: &&Entry| entry.is_listed && class.is_none_or(|class| class == &*entry.class);
         self.named(cluster, name).filter(counts).map(|entry| entry.size).max()
     }
 }
 
-/// What a cluster has in these catalogues together, with what is coming: in all, and in one class. What is coming and is there
-/// already counts once, with the larger of both sizes.
+/// Returns the usage of a cluster over all these catalogues, in total and in one class, including volumes that
+/// are `coming`. A coming volume that already exists counts once, with the larger of the two sizes.
 pub fn usages<'c>(
     parts: &(impl Iterator<Item = &'c Catalogue> + Clone),
     cluster: &str,

@@ -1,5 +1,5 @@
-//! What every backend promises of volumes ([`Volumes`]), as tests that each is put through. To put one through them:
-//! a [`Bench`] of it, and [`check`].
+//! Tests of the contract of [`Volumes`], which every backend has to pass. To test a backend, implement
+//! [`Bench`] for it and call [`check`].
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use super::volumes::{
 const SIZE: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A backend, and what the tests can do to it from outside.
+/// Backend under test, with the means to act on it from outside.
 pub trait Bench {
-    /// It.
+    /// Returns the backend under test.
     fn volumes(&self) -> &dyn Volumes;
-    /// Two VMs that run, and have no volumes.
+    /// Returns two VMs that run and have no volumes.
     fn vms(&self) -> [Place; 2];
-    /// How many volumes a VM has in truth.
+    /// Returns the number of volumes that are actually plugged into a VM, bypassing the backend's own records.
     fn plugged(&self, vm: &str) -> usize;
-    /// From now on the hypervisor of a VM does not answer.
+    /// Makes the hypervisor of a VM stop answering.
     fn be_silent(&self, vm: &str);
 }
 
-/// A guest that releases everything, or nothing.
+/// Guest that releases every disk (true) or none (false).
 struct Guest(bool);
 
 #[tonic::async_trait]
@@ -60,7 +60,7 @@ async fn kept(volumes: &dyn Volumes, id: &str) -> Volume {
     kept
 }
 
-/// What is looked up is what a walk over all volumes finds.
+/// Checks that each lookup agrees with a walk over all volumes.
 async fn is_found(volumes: &dyn Volumes, kept: &Volume, listed: &[Volume]) {
     let Volume { id, name, cluster, class, .. } = kept;
     assert_eq!(volumes.named(cluster, name).await.unwrap().as_ref(), Some(kept));
@@ -93,10 +93,10 @@ async fn is_found(volumes: &dyn Volumes, kept: &Volume, listed: &[Volume]) {
     assert_eq!(nothing, Usages::default());
 }
 
-/// Everything that is promised. The last of it silences the bench's first VM.
+/// Checks the whole contract. The last check silences the first VM of the bench.
 ///
 /// # Panics
-/// If a promise is not kept.
+/// If the backend breaks the contract.
 pub async fn check(bench: &dyn Bench) {
     let mut seen = BTreeSet::new();
     seen.insert(it_is_made_and_removed(bench).await);
@@ -118,7 +118,7 @@ async fn it_is_made_and_removed(bench: &dyn Bench) -> String {
     assert!(volumes.capacity(&made.class).await.unwrap().free > 0);
 
     let classes: Vec<_> = volumes.classes().into_iter().map(|class| class.name).collect();
-    // What is known may be from before anything was looked at.
+    // The reported values may be older than the start of the test.
     for room in volumes.rooms() {
         assert!(
             classes.contains(&room.class) && room.bytes.is_none_or(|(size, free)| size >= free),
@@ -147,7 +147,7 @@ async fn it_is_made_and_removed(bench: &dyn Bench) -> String {
     volumes.remove(&made.id).await.unwrap();
     assert_eq!(volumes.get(&made.id).await.unwrap(), None);
     assert_eq!(volumes.list(None).await.unwrap(), []);
-    // Once more it is gone, or was never there.
+    // Removing it again must succeed or report that it is unknown.
     let again = volumes.remove(&made.id).await;
     assert!(matches!(again, Ok(()) | Err(VolumeError::Unknown(_))), "{again:?}");
     let [a, _] = bench.vms();

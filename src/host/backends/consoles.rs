@@ -1,19 +1,20 @@
-//! The serial consoles of running VMs, as their hypervisor has them: how one is reached, and what can go wrong. No guest is asked.
+//! Serial consoles of running VMs, as provided by the hypervisor: connection and errors. Guests are not
+//! involved.
 
 use std::fmt;
 use std::pin::Pin;
 
 use crate::transport::BoxStream;
 
-/// A console that is connected to. The connection ends when this is dropped.
+/// Connection to a console. Dropping it disconnects.
 pub struct Console {
-    /// What the guest writes, and what it is to read.
+    /// Byte stream to and from the guest's console.
     pub stream: BoxStream,
-    /// What the hypervisor calls the place.
+    /// Hypervisor's name for the console, such as the path of its socket.
     pub place: String,
-    /// Completes when the VM is reached in another way, or not at all, from now on.
+    /// Completes when the VM can from now on be reached only in another way, or not at all.
     pub gone: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// What the end of the stream meant, which is known a moment later.
+    /// Resolves to the reason for the end of the stream, which is known only shortly after the end itself.
     pub after: Pin<Box<dyn Future<Output = End> + Send>>,
 }
 
@@ -23,47 +24,47 @@ impl fmt::Debug for Console {
     }
 }
 
-/// Why a hypervisor has ended a console.
+/// Reason why a hypervisor has ended a console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// The VM has ended.
     Vm,
-    /// The VM goes on, as far as is known.
+    /// Only the console ended; the VM is still running as far as is known.
     Console,
 }
 
-/// Why a console cannot be connected to. The words are the backend's, and say what to do.
+/// Reason why a console cannot be connected to. The texts come from the backend and say what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ConsoleError {
     /// The VM is in no list.
     #[error("there is no such VM")]
     UnknownVm,
-    /// The VM is off, or was not made with a console that can be reached.
+    /// The VM is off, or was created without a console that can be connected to.
     #[error("{0}")]
     None(String),
-    /// The hypervisor cannot be asked now.
+    /// The hypervisor cannot be reached at present.
     #[error("{0}")]
     Unreachable(String),
-    /// Another program of this host has it.
+    /// Another program on this host is connected to it.
     #[error("{0}")]
     Taken(String),
-    /// What is there belongs to somebody else than the VM's hypervisor.
+    /// The socket or device belongs to a process other than the VM's hypervisor.
     #[error("{0}")]
     Foreign(String),
-    /// The hypervisor said no, or what cannot be understood.
+    /// The hypervisor refused, or gave an answer that cannot be parsed.
     #[error("{0}")]
     Strange(String),
-    /// Consoles of these VMs are reached in another way.
+    /// Consoles of the VMs of this backend are accessed in another way.
     #[error("{0}")]
     Elsewhere(String),
 }
 
-/// The answer of a backend.
+/// Future with the result of a connection attempt.
 pub type Answer = Pin<Box<dyn Future<Output = Result<Console, ConsoleError>> + Send>>;
 
-/// Connects to consoles.
+/// Connects to the consoles of VMs.
 pub trait Consoles: fmt::Debug + Send + Sync {
-    /// Connects to the console of the VM of this name. It has one client at a time: the caller sees to it that no other of this
-    /// program has it.
+    /// Connects to the console of the VM with this name. A console has one client at a time: the caller ensures
+    /// that no other part of this program is connected.
     fn open(&self, vm: &str) -> Answer;
 }

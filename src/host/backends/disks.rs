@@ -1,7 +1,7 @@
-//! Disks that a backend plugs into running VMs: what is asked for, what there is, and what can go wrong.
+//! Disks that a backend plugs into running VMs: requests, results and errors.
 //!
-//! A disk is known by its serial number, which its guest reads too. Every operation may be repeated: what is already
-//! so is success.
+//! A disk is identified by its serial number, which the guest reads too. All operations are idempotent: a
+//! request whose result is already in place succeeds.
 
 use std::fmt;
 use std::io;
@@ -9,18 +9,20 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
-/// What the guest sees the disk on.
+/// Bus on which the guest sees the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bus {
-    /// A disk of a virtio-scsi controller that the VM has. It shows 36 bytes of the serial number as that, and up to 64 as
-    /// the text of page 83h.
+    /// Disk on one of the VM's virtio-scsi controllers. It shows 36 bytes of the serial number as such, and up to
+    /// 64 bytes as the text of page 83h.
     Scsi,
-    /// A virtio-blk device of its own, which takes a free PCI Express root port. It shows 20 bytes of the serial number.
+    /// Separate virtio-blk device, which takes a free PCI Express root port. It shows 20 bytes of the serial
+    /// number.
     VirtioBlk,
 }
 
 impl Bus {
-    /// The longest serial number, in bytes: what the guest can read of it. Page 83h has room for more than this.
+    /// Returns the maximum length of a serial number in bytes: the part of it that the guest can read. Page 83h has
+    /// room for more.
     pub fn longest_serial(self) -> usize {
         match self {
             Self::Scsi => 64,
@@ -38,17 +40,17 @@ impl fmt::Display for Bus {
     }
 }
 
-/// How an image file is read.
+/// Format of an image file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Its bytes are the disk's.
+    /// The bytes of the file are the bytes of the disk.
     Raw,
-    /// It has a table of where they are.
+    /// QEMU's copy-on-write format, whose tables map disk blocks to places in the file.
     Qcow2,
 }
 
 impl Format {
-    /// As the endings of files name it.
+    /// Returns the format's name, which is also the file extension.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -63,201 +65,203 @@ impl fmt::Display for Format {
     }
 }
 
-/// What holds the disk's bytes.
+/// Storage behind a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// An image file or a block device that is there; an absolute path.
+    /// Existing image file or block device; an absolute path.
     File(PathBuf),
-    /// An image of the backend's own: a regular file, whose path has no links. Nobody looks at it again.
+    /// Image of the backend's own: a regular file whose path is free of links. It is not checked again.
     Image(PathBuf),
-    /// The VM's volume of this serial number, made with so many bytes if it is not there.
+    /// Volume of the VM with this serial number, created with this size in bytes if it does not exist.
     Volume(u64),
 }
 
-/// A disk to attach.
+/// Disk to attach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewDisk {
-    /// Unique in the VM.
+    /// Serial number, unique in the VM.
     pub serial: String,
-    /// Where to plug it.
+    /// Bus to plug the disk into.
     pub bus: Bus,
-    /// What holds its bytes.
+    /// Storage that holds the data.
     pub source: Source,
-    /// How they are read. None: raw for volumes, and what a file's name ends with. Never found out from what is in
-    /// the file: the guest writes that, and could make any file of the host the base of its image.
+    /// Format of the image. `None` means raw for volumes, and the format given by the file's extension otherwise.
+    /// The format is never detected from the contents: the guest writes those, and could name any file of the host
+    /// as the backing file.
     pub format: Option<Format>,
-    /// All bytes are in this one file: a base that it may name is not opened.
+    /// True if all data is in this one file: a backing file that it names is not opened.
     pub is_whole: bool,
-    /// The guest cannot write.
+    /// True if the guest may not write.
     pub read_only: bool,
 }
 
-/// A disk that a VM has.
+/// Disk that a VM has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachedDisk {
-    /// As the guest can read it; may be empty for one that was not attached by us.
+    /// Serial number as the guest can read it; may be empty for a disk that guestlet did not attach.
     pub serial: String,
-    /// None for one that was not attached by us.
+    /// Bus of the disk; `None` if guestlet did not attach it.
     pub bus: Option<Bus>,
-    /// What holds its bytes, as the hypervisor names it.
+    /// Backing storage, as the hypervisor names it.
     pub file: String,
-    /// The hypervisor's word for how they are read.
+    /// Format, in the hypervisor's terms.
     pub format: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The guest cannot write.
+    /// True if the guest may not write.
     pub read_only: bool,
-    /// The hypervisor's name of the device.
+    /// Hypervisor's name of the device.
     pub device: String,
-    /// Attached by us. Others are only shown.
+    /// True if guestlet attached the disk. Others are only listed.
     pub ours: bool,
 }
 
-/// What a detach found.
+/// Result of a detach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detached {
-    /// It was there, and is not any more.
+    /// The disk was attached and has been removed.
     Now,
-    /// There was none.
+    /// No such disk was attached.
     Before,
 }
 
-/// A volume that was made with its disk, whether or not that is attached.
+/// Volume that was created together with its disk, whether or not the disk is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskVolume {
-    /// The VM for which it was made; it may be in no list any more.
+    /// VM for which the volume was created; it may no longer be in any list.
     pub vm: String,
-    /// The serial number of its disk.
+    /// Serial number of its disk.
     pub serial: String,
-    /// Where it is.
+    /// Path of the image.
     pub file: PathBuf,
-    /// How it is read.
+    /// Format of the image.
     pub format: Format,
-    /// Bytes that the guest sees; none if that cannot be found out.
+    /// Size in bytes that the guest sees; `None` if it cannot be determined.
     pub size: Option<u64>,
-    /// Bytes that it takes on the host.
+    /// Space in bytes that it occupies on the host.
     pub allocated: u64,
 }
 
-/// Why it cannot be done.
+/// Reason why an operation on a disk failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// The VM is in no list.
     #[error("there is no such VM")]
     UnknownVm,
-    /// Nobody can be asked to plug; in the backend's words, which say what to do about it.
+    /// The VM has no hypervisor that could be asked to plug disks; the backend's text says what to do.
     #[error("{0}")]
     NoHypervisor(String),
-    /// The hypervisor cannot be asked.
+    /// The hypervisor cannot be reached.
     #[error("{0}")]
     Unreachable(String),
-    /// The hypervisor said no.
+    /// The hypervisor refused.
     #[error("{0}")]
     Refused(String),
-    /// The hypervisor said what cannot be understood; in the backend's words.
+    /// The hypervisor gave an answer that cannot be parsed.
     #[error("{0}")]
     Strange(String),
-    /// The serial number cannot be one.
+    /// The serial number is invalid.
     #[error("serial {0}")]
     Serial(String),
-    /// The size cannot be one.
+    /// The size is invalid.
     #[error("size {0}")]
     Size(String),
-    /// The file cannot be used.
+    /// The file is unusable.
     #[error("file {0:?} {1}")]
     File(PathBuf, String),
-    /// The system refused something about a file.
+    /// A system call on a file failed.
     #[error("cannot {0} {1:?}: {2}")]
     System(&'static str, PathBuf, #[source] io::Error),
-    /// How the file is read was not said, and its name does not say it.
+    /// No format was given, and the file's extension does not show it.
     #[error("file {0:?}: set its format, raw or qcow2, which its name does not show")]
     NoFormat(PathBuf),
-    /// Another disk has the serial number.
+    /// Another disk of the VM has this serial number.
     #[error("serial {serial:?} is in use: {device} has it")]
     SerialInUse {
-        /// Which.
+        /// Serial number that is in use.
         serial: String,
-        /// The hypervisor's name of the other.
+        /// Hypervisor's name of the other disk.
         device: String,
     },
-    /// Another disk has the file.
+    /// Another disk of the VM uses this file.
     #[error("file {file:?} is in use: it backs {device}")]
     FileInUse {
-        /// Which.
+        /// File that is in use.
         file: PathBuf,
-        /// The hypervisor's name of the other.
+        /// Hypervisor's name of the other disk.
         device: String,
     },
-    /// The disk is there, but not as wanted.
+    /// The disk is attached, but differs from the requested one.
     #[error("the disk {serial:?} is attached already with another {what}: {found}")]
     Different {
-        /// Which.
+        /// Serial number of the attached disk.
         serial: String,
-        /// In what.
+        /// Name of the property that differs.
         what: &'static str,
-        /// How it is.
+        /// Present value of that property.
         found: String,
     },
-    /// Nothing to plug it into, and never was; in the backend's words, which say what to do about it.
+    /// The VM was started without a controller to plug the disk into; the backend's text says what to do.
     #[error("{0}")]
     NoController(String),
-    /// All controllers are full.
+    /// All virtio-scsi controllers of the VM are full.
     #[error("all virtio-scsi controllers of the VM are full")]
     ControllersFull,
-    /// All ports are taken; in the backend's words, likewise.
+    /// All ports for hot-plug are taken; the backend's text says what to do.
     #[error("{0}")]
     NoPort(String),
-    /// There is no such disk.
+    /// The VM has no disk with this serial number.
     #[error("the VM has no disk with serial {0:?}")]
     NotAttached(String),
-    /// There is one, but it is none of ours.
+    /// The disk exists but was not attached by guestlet.
     #[error("the disk {serial:?} ({device}) was not attached by guestlet, and is left alone")]
     NotOurs {
-        /// Which.
+        /// Serial number of the disk.
         serial: String,
-        /// The hypervisor's name of it.
+        /// Hypervisor's name of the disk.
         device: String,
     },
-    /// A disk never becomes smaller.
+    /// The requested size is smaller than the present one.
     #[error("the disk {serial:?} already has {found} bytes, and cannot shrink")]
     Shrinks {
-        /// Which.
+        /// Serial number of the disk.
         serial: String,
-        /// Bytes.
+        /// Present size in bytes.
         found: u64,
     },
-    /// The guest keeps it, so far.
+    /// The guest has not released the disk yet.
     #[error(
         "the guest has not released the disk {serial:?} within {} s; it is detached as soon as the guest does",
         waited.as_secs()
     )]
     Kept {
-        /// Which.
+        /// Serial number of the disk.
         serial: String,
-        /// So long.
+        /// Time spent waiting for the guest.
         waited: Duration,
     },
-    /// The guest was not asked, or did not answer, or refused; in words.
+    /// The guest was not asked, did not answer, or refused; the text says which.
     #[error("{0}")]
     NotReleased(String),
-    /// It cannot be told what the guest says, for whoever has its session cannot be asked; in words.
+    /// The guest's answer cannot be obtained, because the host half that holds its session cannot be reached; the
+    /// text says why.
     #[error("{0}")]
     Untold(String),
-    /// The guest said that it keeps it.
+    /// The guest's kernel refused to release the device.
     #[error("the guest refuses to release the disk {0:?}")]
     GuestRefuses(String),
-    /// Somebody holds the volume, in words who.
+    /// The volume has a holder; the text names it.
     #[error("{0}")]
     Held(String),
-    /// Somebody else is at it.
+    /// Another operation on the same disk is in progress.
     #[error("another operation on the disk {0:?} is under way")]
     Busy(String),
 }
 
-/// Checks that a guest on `bus` could tell disks by this serial number, and read all of it.
+/// Checks that a guest can distinguish disks on `bus` by this serial number, and can read all of it.
 ///
 /// # Errors
-/// If it could not, with what is wrong.
+/// If it cannot; the text says why.
 pub fn check_serial(serial: &str, bus: Bus) -> Result<(), DiskError> {
     let wrong = |problem: String| Err(DiskError::Serial(problem));
     let most = bus.longest_serial();
@@ -282,31 +286,32 @@ pub fn check_serial(serial: &str, bus: Bus) -> Result<(), DiskError> {
     Ok(())
 }
 
-/// By what a guest knows a disk.
+/// Property by which a guest identifies a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// What the guest compares.
+    /// Text that the guest compares.
     pub by: By,
-    /// Another program than guestlet has plugged it, so that programs of the guest may use it of which its agent knows nothing.
+    /// True if a program other than guestlet plugged the disk. Programs in the guest may then use it without the
+    /// knowledge of the agent.
     pub is_adopted: bool,
 }
 
-/// What a guest compares to know a disk.
+/// Text that a guest compares to identify a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum By {
-    /// Its serial number, in full.
+    /// Full serial number.
     Serial(String),
-    /// The text of page 83h, in full: what a SCSI disk shows that has no serial number.
+    /// Full text of page 83h, which identifies a SCSI disk without a serial number.
     Alias(String),
 }
 
 impl Known {
-    /// One that guestlet has plugged with this serial number.
+    /// Creates the identification of a disk that guestlet has plugged with this serial number.
     pub fn serial(serial: impl Into<String>) -> Self {
         Self { by: By::Serial(serial.into()), is_adopted: false }
     }
 
-    /// The text that the guest compares.
+    /// Returns the text that the guest compares.
     pub fn text(&self) -> &str {
         match &self.by {
             By::Serial(text) | By::Alias(text) => text,
@@ -314,32 +319,34 @@ impl Known {
     }
 }
 
-/// What the guest of a disk is told while that is taken away.
+/// Guest side of a detach: notifies the guest while its disk is being removed.
 #[tonic::async_trait]
 pub trait GuestSide: Send + Sync {
-    /// The disk is there, and is about to be taken away: may it? Nothing is done if not.
+    /// Asks the guest to release a disk that is about to be removed. The disk is not touched unless the guest
+    /// agrees.
     ///
     /// # Errors
-    /// [`DiskError::NotReleased`] if it must stay.
+    /// [`DiskError::NotReleased`] if the disk must stay.
     async fn release(&self, disk: &Known) -> Result<(), DiskError>;
 
-    /// It was released, and stays after all.
+    /// Notifies the guest that a disk that it has released stays attached after all.
     async fn stays(&self, disk: &Known);
 
-    /// Whether somebody answers for it that the guest can do without the disk, whatever it says of that.
+    /// Reports whether the caller takes responsibility for removing the disk regardless of the guest's answer.
     fn is_forced(&self) -> bool {
         false
     }
 }
 
-/// An answer to come.
+/// Future with the result of an operation.
 pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, DiskError>> + Send>>;
 
-/// Plugs disks into running VMs. What was begun goes on when nobody waits for the answer any more.
+/// Plugs disks into running VMs. An operation that has begun continues even if the caller stops waiting for its
+/// result.
 pub trait Disks: Send + Sync + fmt::Debug {
-    /// Attaches a disk; success if it is already attached as wanted.
+    /// Attaches a disk; succeeds if it is already attached as requested.
     fn attach(&self, vm: &str, disk: NewDisk) -> Answer<AttachedDisk>;
-    /// Takes a disk away after its guest has released it, and waits so long for the guest's kernel to let go of it.
+    /// Detaches a disk after its guest has released it; `patience` limits the wait for the guest's kernel.
     fn detach(
         &self,
         vm: &str,
@@ -347,13 +354,15 @@ pub trait Disks: Send + Sync + fmt::Debug {
         patience: Duration,
         guest: Box<dyn GuestSide>,
     ) -> Answer<Detached>;
-    /// Makes a disk larger: so many bytes.
+    /// Expands a disk to this size in bytes.
     fn resize(&self, vm: &str, serial: String, size: u64) -> Answer<AttachedDisk>;
-    /// All disks of a VM, also those that are not ours.
+    /// Returns all disks of a VM, including those that guestlet did not attach.
     fn list(&self, vm: &str) -> Answer<Vec<AttachedDisk>>;
-    /// The volumes that were made with their disks, of one VM or of all, in the order of the VMs and serial numbers.
+    /// Returns the volumes that were created together with their disks, of one VM or of all, ordered by VM and
+    /// serial number.
     fn volumes(&self, vm: Option<&str>) -> Answer<Vec<DiskVolume>>;
-    /// Removes the volume that was made with a disk; whether it was there. Only one that nobody holds, which is proved.
+    /// Removes the volume that was created together with a disk; returns whether it existed. Fails unless it is
+    /// proved to be unused.
     fn remove_volume(&self, vm: &str, serial: &str) -> Answer<bool>;
 }
 

@@ -1,6 +1,8 @@
-//! A backend without hypervisors and files, for tests: VMs and volumes are what the test says, and last as long as it does.
+//! Backend without hypervisors or files, for tests: VMs and volumes are whatever the test sets up, and last as
+//! long as the test.
 //!
-//! It keeps what [`Volumes`] promises, and so shows which part of the host half needs no more than that.
+//! It implements the contract of [`Volumes`] and nothing else, which shows the parts of the host half that need
+//! no more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -15,12 +17,12 @@ use super::volumes::{
     Usages, Volume, VolumeError, Volumes,
 };
 
-/// The only storage class.
+/// Name of the only storage class.
 pub const CLASS: &str = "memory";
-/// Bytes of it.
+/// Capacity of the storage class in bytes.
 pub const SIZE: u64 = 1 << 30;
 
-/// Keeps volumes; a clone is the same one.
+/// Backend in memory; clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Memory(Arc<Mutex<World>>);
 
@@ -28,11 +30,11 @@ pub struct Memory(Arc<Mutex<World>>);
 struct World {
     volumes: BTreeMap<String, Volume>,
     vms: BTreeMap<String, Machine>,
-    /// Volumes that were ever made.
+    /// Number of volumes that were ever created.
     made: u64,
-    /// Volumes take no room until they are written to, which nobody does.
+    /// True if volumes take no space until they are written to, which never happens here.
     is_thin: bool,
-    /// Volumes that somebody else plugs at the same moment, somewhere else.
+    /// Volumes that another program plugs elsewhere at the same moment.
     contested: BTreeSet<String>,
 }
 
@@ -40,9 +42,9 @@ struct World {
 struct Machine {
     uuid: String,
     answers: bool,
-    /// The volumes that it has.
+    /// Volumes that the VM has.
     disks: BTreeSet<String>,
-    /// Those of them that another program has plugged.
+    /// Volumes among them that another program has plugged.
     as_is: BTreeSet<String>,
 }
 
@@ -51,13 +53,13 @@ impl World {
         self.volumes.get_mut(id).ok_or_else(|| VolumeError::Unknown(id.to_owned()))
     }
 
-    /// A VM that can be asked.
+    /// Returns a VM that answers.
     fn vm(&mut self, name: &str) -> Result<&mut Machine, DiskError> {
         let vm = self.vms.get_mut(name).ok_or(DiskError::UnknownVm)?;
         if vm.answers { Ok(vm) } else { Err(DiskError::Unreachable(format!("{name} is silent"))) }
     }
 
-    /// The VM that has a volume, whether it says so or not.
+    /// Returns the VM that has a volume, whether it answers or not.
     fn has(&self, id: &str) -> Option<(&String, &Machine)> {
         self.vms.iter().find(|(_, vm)| vm.disks.contains(id))
     }
@@ -90,19 +92,19 @@ impl Memory {
         self.0.lock().unwrap()
     }
 
-    /// A VM starts, without volumes.
+    /// Starts a VM without volumes.
     pub fn start(&self, place: &Place) {
         let (disks, as_is) = Default::default();
         let vm = Machine { uuid: place.uuid.clone(), answers: true, disks, as_is };
         self.world().vms.insert(place.vm.clone(), vm);
     }
 
-    /// From now on volumes take no room until they are written to.
+    /// Makes volumes take no space from now on until they are written to.
     pub fn is_thin(&self) {
         self.world().is_thin = true;
     }
 
-    /// Whenever this volume is plugged from now on, or no more, somebody else has plugged it, too.
+    /// Sets whether another program is to have this volume plugged as well whenever it is plugged from now on.
     pub fn contest(&self, id: &str, is_contested: bool) {
         let mut world = self.world();
         world.contested.remove(id);
@@ -111,23 +113,23 @@ impl Memory {
         }
     }
 
-    /// A VM ends, and has no volumes any more.
+    /// Ends a VM, which releases all of its volumes.
     pub fn end(&self, vm: &str) {
         self.world().vms.remove(vm);
     }
 
-    /// A VM goes on, and says nothing any more.
+    /// Makes a running VM stop answering.
     ///
     /// # Panics
-    /// If there is none of this name.
+    /// If there is no VM with this name.
     pub fn be_silent(&self, vm: &str) {
         self.world().vms.get_mut(vm).unwrap().answers = false;
     }
 
-    /// Another program plugs a volume into a VM.
+    /// Plugs a volume into a VM as another program would.
     ///
     /// # Panics
-    /// If there is no VM of this name.
+    /// If there is no VM with this name.
     pub fn plug_behind(&self, vm: &str, id: &str) {
         let mut world = self.world();
         let vm = world.vms.get_mut(vm).unwrap();
@@ -135,10 +137,10 @@ impl Memory {
         vm.as_is.insert(id.to_owned());
     }
 
-    /// Another program takes a volume from a VM, whoever has plugged it.
+    /// Unplugs a volume from a VM as another program would, whichever program has plugged it.
     ///
     /// # Panics
-    /// If there is no VM of this name.
+    /// If there is no VM with this name.
     pub fn unplug_behind(&self, vm: &str, id: &str) {
         let mut world = self.world();
         let vm = world.vms.get_mut(vm).unwrap();
@@ -146,7 +148,7 @@ impl Memory {
         vm.as_is.remove(id);
     }
 
-    /// The volumes that VMs have, with their names: the truth.
+    /// Returns the actual volumes of all VMs, with the VMs' names.
     pub fn truth(&self) -> Vec<(String, String)> {
         let world = self.world();
         let of = |(name, vm): (&String, &Machine)| {
@@ -155,7 +157,7 @@ impl Memory {
         world.vms.iter().flat_map(of).collect()
     }
 
-    /// Takes a disk from a VM that can be asked, once its guest has released it.
+    /// Detaches a disk from a VM that answers, after its guest has released it.
     async fn detach(&self, id: &str, vm: &str, guest: &dyn GuestSide) -> Result<(), DiskError> {
         let is_adopted = self.world().vm(vm)?.as_is.contains(id);
         if self.world().vm(vm)?.disks.contains(id) {
@@ -354,7 +356,7 @@ impl Volumes for Memory {
         let is_its = |id: &String| {
             world.volumes.get(id).and_then(|one| one.published.as_ref()).is_some_and(|one| one.uuid == uuid)
         };
-        // What another program has plugged is there only if it is to be there.
+        // A volume that another program has plugged counts only if it is on record for this VM.
         disks.retain(|id| !as_is.contains(id) || is_its(id));
         Ok(disks)
     }

@@ -1,4 +1,4 @@
-//! What hypervisors measure of the VMs that they run. No guest is asked.
+//! Metrics that hypervisors report for the VMs that they run. Guests are not queried.
 
 use std::fmt;
 use std::pin::Pin;
@@ -6,71 +6,73 @@ use std::time::Duration;
 
 use crate::wire::proto::v1::PowerState;
 
-/// What a hypervisor says of a VM now; what it does not say, or the VM does not have, is absent.
+/// Metrics of a VM at one moment. A value that the hypervisor does not report, or that the VM does not have, is
+/// absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Whether it runs.
+    /// Power state of the VM.
     pub power: PowerState,
-    /// How many virtual processors it has.
+    /// Number of virtual CPUs.
     pub processors: Option<u64>,
-    /// Bytes of memory that it was given.
+    /// Size of its memory in bytes.
     pub memory: Option<u64>,
-    /// Bytes of it that its balloon leaves to it.
+    /// Memory in bytes that the balloon leaves to the guest.
     pub balloon: Option<u64>,
-    /// Its disks, the busiest first; few.
+    /// Disks of the VM, busiest first; the list is truncated.
     pub disks: Vec<Disk>,
-    /// How many more there are.
+    /// Number of disks that the list leaves out.
     pub more_disks: usize,
 }
 
-/// A disk of a VM.
+/// Disk of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Disk {
-    /// What the hypervisor calls it, which no other disk of the VM is called.
+    /// Hypervisor's name for the disk, unique in the VM.
     pub name: String,
-    /// As much of its serial number as the guest can read; empty if it has none.
+    /// Serial number, as far as the guest can read it; empty if the disk has none.
     pub serial: String,
-    /// What was read.
+    /// Completed read requests.
     pub reads: Requests,
-    /// What was written.
+    /// Completed write requests.
     pub writes: Requests,
 }
 
-/// Requests that were completed since the VM was started.
+/// Requests that were completed since the VM started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// How many.
+    /// Number of requests.
     pub count: u64,
-    /// Bytes in all.
+    /// Total size in bytes.
     pub bytes: u64,
-    /// Time that they took together.
+    /// Total time in nanoseconds that they took.
     pub nanoseconds: u64,
 }
 
-/// Why there is nothing.
+/// Reason why there are no metrics.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unmeasured {
-    /// It did not answer in time.
+    /// The hypervisor did not answer in time.
     #[error("the hypervisor does not answer in time")]
     Late,
-    /// It is off, cannot be asked, or said what cannot be understood.
+    /// The VM is off, its hypervisor cannot be reached, or its answer cannot be parsed.
     #[error("{0}")]
     Failed(String),
 }
 
-/// The answer of a backend.
+/// Future with the result of a query.
 pub type Answer = Pin<Box<dyn Future<Output = Result<Measured, Unmeasured>> + Send>>;
 
-/// Measures VMs.
+/// Reads metrics of VMs.
 pub trait Meters: fmt::Debug + Send + Sync {
-    /// Whether the VM of this name has a hypervisor that this asks.
+    /// Reports whether the VM with this name has a hypervisor that this implementation queries.
     fn measures(&self, vm: &str) -> bool;
 
-    /// Asks it, now and once; it is waited for so long.
+    /// Queries the VM's hypervisor once, waiting at most `patience`.
     fn measure(&self, vm: &str, patience: Duration) -> Answer;
 }
 
-/// Of VMs whose hypervisors nobody asks: KubeVirt, which has them, tells Prometheus itself.
+/// Implementation for VMs whose hypervisors are not queried: KubeVirt exports their metrics to Prometheus
+/// itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Unasked;
 

@@ -1,8 +1,9 @@
-//! Backends: who says which VMs there are, and whether they run, and plugs disks into them.
+//! Backends: list the VMs, report whether they run, and plug disks into them.
 //!
-//! One folder for each. To add one: implement [`Backend`], [`disks::Disks`], [`volumes::Volumes`], [`consoles::Consoles`] and [`meters::Meters`], give it its settings as a variant of
-//! [`Kind`], and its arm in [`Kind::build`], the one place that chooses; and put it through the tests of `conformance`, as
-//! `memory`, which is for tests alone, is put through them.
+//! Each backend has its own directory. To add one: implement [`Backend`], [`disks::Disks`],
+//! [`volumes::Volumes`], [`consoles::Consoles`] and [`meters::Meters`]; add its settings as a variant of
+//! [`Kind`], and an arm in [`Kind::build`], the only place that chooses a backend; and run the tests of
+//! `conformance` on it, as is done for `memory`, which exists only for tests.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,40 +33,41 @@ pub mod meters;
 pub mod qemu;
 pub mod volumes;
 
-/// What a VM is known by, each to somebody else.
+/// Identifiers of a VM, each used by a different party.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ids {
-    /// To volumes and their records, and to the VM's cluster: stays as long as the VM does. In lower case.
+    /// Identifier for volumes and their records, and for the VM's cluster: stays the same for the life of the VM.
+    /// In lower case.
     pub lasting: String,
-    /// To its guest, by DMI; in lower case. Empty for a VM that has none: its guest must read none. Absent if nobody says
-    /// it: its guest may read any.
+    /// System UUID that its guest reads from DMI, in lower case. Empty if the VM has none, so that the guest must
+    /// read none; `None` if it is unknown, so that the guest may read any.
     pub dmi: Option<String>,
-    /// To the cloud provider of its cluster; empty if there is no such name.
+    /// Identifier for the cloud provider of its cluster; empty if there is none.
     pub provider: String,
 }
 
-/// A VM, as its backend names it. Two that are equal may share a session.
+/// VM as its backend describes it. Two equal descriptions may share a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vm {
-    /// Unique on this host.
+    /// Name, unique on this host.
     pub name: String,
-    /// What it is known by besides.
+    /// Further identifiers.
     pub ids: Ids,
     /// Name of its cluster; may be empty.
     pub cluster: String,
-    /// Reaches its agent.
+    /// Dials the VM's agent.
     pub dial: Dialer,
-    /// How many volumes may be plugged into it.
+    /// Maximum number of volumes that may be plugged into it.
     pub max_volumes: u32,
-    /// What its guest may cost.
+    /// Limits on the resources that its guest may consume.
     pub limits: Arc<Limits>,
-    /// [`Change::Suspended`] comes when its guest has suspended itself.
+    /// True if the backend reports [`Change::Suspended`] when its guest has suspended itself.
     pub tells_suspension: bool,
 }
 
 #[cfg(test)]
 impl Vm {
-    /// One whose agent is at a unix socket.
+    /// Builds a VM whose agent listens on a unix socket.
     pub fn at(name: &str, socket: &str) -> Self {
         Self {
             name: name.into(),
@@ -79,74 +81,76 @@ impl Vm {
     }
 }
 
-/// What a backend tells.
+/// Event that a backend reports.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// There is this VM: it is new, or something of it has changed. What of it stays as it was is kept.
+    /// The VM exists: it is new, or one of its properties has changed. State that belongs to unchanged properties
+    /// is kept.
     Present(Arc<Vm>),
-    /// This VM is in no list any more. Whether it runs, and what it holds, this does not say.
+    /// The VM is no longer in any list. This says nothing about whether it still runs or which volumes it holds.
     Removed {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
     },
-    /// All VMs were told that there are now. Comes once.
+    /// All present VMs have been reported. Sent once.
     Synced,
-    /// The hypervisor's view of a VM is another one.
+    /// The power state that the hypervisor reports for a VM has changed.
     Power {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// The new view.
+        /// New power state.
         power: PowerState,
-        /// Why the hypervisor does not say it, in words for people; empty where it does, or nobody asks it.
+        /// Reason why the hypervisor does not report the state, for people; empty if it does, or is not queried.
         problem: String,
     },
-    /// Where a VM runs; again whenever that changes. Comes for each VM.
+    /// Location where a VM runs; sent for each VM, and again after each change.
     Topology {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// Where.
+        /// New location.
         topology: Arc<Topology>,
     },
-    /// These of a VM's disks could not be read or written, in the place of those told before. One that is left out is well,
-    /// as far as is known.
+    /// Disks of a VM with I/O errors; replaces the previous list. A disk that is not in the list has no known
+    /// errors.
     IoErrors {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// The errors, one for each disk; few.
+        /// Errors, one per disk; their number is limited.
         errors: Vec<IoError>,
     },
-    /// A VM was reset: whatever ran in it is gone.
+    /// A VM was reset: all of its processes have ended.
     Reset {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
     },
-    /// The guest of a VM has suspended itself. What becomes of its power is told besides.
+    /// The guest of a VM has suspended itself. The resulting power state is reported separately.
     Suspended {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// To a disk, and the machine goes off next; else to memory.
+        /// True for suspension to disk, after which the VM powers off; false for suspension to memory.
         to_disk: bool,
     },
-    /// A VM runs there, or nowhere, if its agent is not dialled from here. Comes for each such VM that runs.
+    /// Location of the present run, for a VM whose agent is not dialled from here. Sent for each such VM that runs,
+    /// and after changes.
     Run {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// Where.
+        /// Present run; `None` if the VM does not run.
         run: Option<Run>,
     },
 }
 
-/// A run of a VM whose agent is not dialled from here.
+/// Run of a VM whose agent is not dialled from here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// The name of the Kubernetes node that it is on.
+    /// Name of the Kubernetes node that it is on.
     pub node: String,
-    /// What this run is known by, which no other of the VM is. It stays when it is migrated.
+    /// Identifier of this run, unique among the runs of the VM. It stays the same across migrations.
     pub instance: String,
 }
 
 impl Change {
-    /// The VM that it is about.
+    /// Returns the name of the VM that the event concerns, if it concerns a single one.
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Present(vm) => Some(&vm.name),
@@ -162,17 +166,18 @@ impl Change {
     }
 }
 
-/// What a backend cannot learn now, or tell, with the reason; both in words for people.
+/// Facts that a backend cannot learn or report at present, each with the reason; both are for people.
 pub type Problems = BTreeMap<&'static str, String>;
 
-/// How a backend itself is, as people are told. The default is that of one that needs nobody else.
+/// Status of the backend itself, as shown to people. The default suits a backend that depends on no other
+/// service.
 #[derive(Debug, Clone)]
 pub struct Standing {
-    /// The name of the Kubernetes node whose VMs it has; empty where it is another backend's.
+    /// Name of the Kubernetes node whose VMs the backend reports; empty for other backends.
     pub node: String,
-    /// What it cannot learn now.
+    /// Present problems of the backend.
     pub problems: watch::Receiver<Problems>,
-    /// What an administrator of its cluster should know.
+    /// Advice for the administrator of the backend's cluster.
     pub advice: watch::Receiver<Vec<Advice>>,
 }
 
@@ -183,49 +188,50 @@ impl Default for Standing {
     }
 }
 
-/// Lists VMs and watches them.
+/// Lists VMs and watches them for changes.
 pub trait Backend: Send {
-    /// Sends changes until the future is dropped or nobody receives them; starts with all VMs, and [`Change::Synced`].
+    /// Sends changes until the future is dropped or the receiver is closed; starts with all VMs, followed by
+    /// [`Change::Synced`].
     fn watch(self: Box<Self>, changes: mpsc::Sender<Change>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// Which backend, with its settings.
+/// Choice of the backend, with its settings.
 #[derive(Debug, Clone)]
 pub enum Kind {
     /// VMs of this machine.
     Qemu {
-        /// A list that changes when the settings do.
+        /// VMs of the settings; updated when the settings change.
         machines: watch::Receiver<Vec<qemu::Machine>>,
-        /// Where this machine is, and so every VM.
+        /// Location of this machine, and thus of all its VMs.
         topology: watch::Receiver<Arc<Topology>>,
-        /// The folder of the volumes that are made with their disks.
+        /// Directory of the volumes that are created together with their disks.
         volumes: PathBuf,
-        /// The pools of all other volumes, which change when the settings do.
+        /// Pools of all other volumes; updated when the settings change.
         pools: watch::Receiver<Vec<qemu::pools::Pool>>,
-        /// The folder in which it is kept which pools they are.
+        /// Directory of the file that records which pool belongs at which path.
         state: PathBuf,
     },
-    /// VMs of a node of a Kubernetes cluster.
+    /// VMs on a node of a Kubernetes cluster.
     #[cfg(feature = "kubevirt")]
     KubevirtNode(Box<kubevirt::node::Site>),
 }
 
-/// The parts of a backend.
+/// Parts of a backend.
 pub struct Built {
-    /// Lists VMs.
+    /// Lists VMs and watches them for changes.
     pub backend: Box<dyn Backend>,
-    /// Plugs disks into them while that watches them.
+    /// Plugs disks into the VMs, while they are watched.
     pub disks: Arc<dyn disks::Disks>,
-    /// Keeps volumes, and plugs them as disks.
+    /// Stores volumes, and plugs them as disks.
     pub volumes: Arc<dyn volumes::Volumes>,
-    /// Connects to the VMs' consoles while that watches them.
+    /// Connects to the VMs' consoles, while they are watched.
     pub consoles: Arc<dyn consoles::Consoles>,
-    /// Measures the VMs while that watches them.
+    /// Reads the VMs' metrics, while they are watched.
     pub meters: Arc<dyn meters::Meters>,
 }
 
 impl Kind {
-    /// Makes the backend; what it asks of hypervisors is counted by `half`.
+    /// Builds the backend; its requests to hypervisors are counted in the metrics of `half`.
     pub fn build(self, half: &Arc<Half>) -> Built {
         match self {
             Self::Qemu { machines, topology, volumes, pools, state } => {

@@ -1,13 +1,12 @@
-//! Volumes that a backend keeps for clusters and plugs into VMs: what is asked for, what there is, and what can go
-//! wrong.
+//! Volumes that a backend stores for clusters and plugs into VMs: requests, results and errors.
 //!
-//! **Who holds a volume is asked of the backend** ([`Volumes::holder`]), and never concluded from what is not seen: a VM that
-//! is in no list, or does not answer, may hold it all the same.
+//! **The holder of a volume is always queried from the backend** ([`Volumes::holder`]), and never inferred from
+//! a VM's absence: a VM that is in no list, or does not answer, may still hold the volume.
 //!
-//! The backend is where volumes are remembered, with their owner and the VM that has each of them: what it has said is
-//! so after any crash. It decides nothing: whose volume it is, who may have it and whether there is room in a quota is
-//! asked above, in [`volumes`](crate::host::volumes), which also lets only one operation at a time begin on a volume.
-//! Every operation may be repeated, from wherever an attempt before ended.
+//! The backend is the record of all volumes, with the owner of each and the VM that it is published to; what it
+//! has confirmed survives any crash. It makes no policy decisions: ownership, permissions and quotas are
+//! checked above it, in [`volumes`](crate::host::volumes), which also starts only one operation at a time on a
+//! volume. All operations are idempotent, and can be repeated from whatever point an earlier attempt reached.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,91 +17,92 @@ use std::time::Duration;
 pub use super::super::metrics::Room;
 use super::disks::{Bus, DiskError, GuestSide, Known};
 
-/// Volumes that [`Volumes::list`] asks for at a time.
+/// Number of volumes that [`Volumes::list`] requests at a time.
 const PART: usize = 256;
 
-/// A volume.
+/// Volume that a backend stores for a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// Unique for ever; at most 128 bytes of letters, digits, `-` and `.`.
+    /// Identifier, never reused; at most 128 bytes of letters, digits, `-` and `.`.
     pub id: String,
-    /// Unique in its cluster; any text of 1 to 128 bytes.
+    /// Name, unique in its cluster; any text of 1 to 128 bytes.
     pub name: String,
-    /// Whose it is.
+    /// Cluster that owns it.
     pub cluster: String,
-    /// Its storage class.
+    /// Storage class.
     pub class: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// What people know it by in the cluster, such as `namespace/name` of a claim; may be empty.
+    /// Name by which people in the cluster know it, such as the `namespace/name` of a claim; may be empty.
     pub claim: String,
-    /// The VM that has it, or is to have it. Never of a share, which is no disk.
+    /// VM that has it, or is to have it. Always `None` for a share, which is not a disk.
     pub published: Option<Published>,
-    /// Of a share: the VMs that may mount it, in the order of their UUIDs. None of a disk.
+    /// For a share: the VMs that may mount it, ordered by UUID. `None` for a disk.
     pub sharers: Option<Vec<Sharer>>,
-    /// Why it cannot be used, if it cannot.
+    /// Reason why the volume is unusable; `None` if it is usable.
     pub problem: Option<String>,
 }
 
-/// Which VM has a volume.
+/// VM that a volume is published to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Published {
-    /// The VM's UUID.
+    /// UUID of the VM.
     pub uuid: String,
-    /// Its name at that time.
+    /// Name of the VM at the time of publishing.
     pub vm: String,
-    /// How the cluster names the node.
+    /// Name of the node in the guest cluster.
     pub node: String,
-    /// The guest cannot write.
+    /// True if the guest may not write.
     pub read_only: bool,
-    /// It is being taken away.
+    /// True while the volume is being detached.
     pub leaving: bool,
 }
 
 impl Published {
-    /// The VM, by the name that it had.
+    /// Returns the VM, under its name at that time.
     pub fn place(&self) -> Place {
         Place { uuid: self.uuid.clone(), vm: self.vm.clone() }
     }
 }
 
-/// A VM that may mount a share.
+/// VM that may mount a share.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sharer {
-    /// The VM's UUID.
+    /// UUID of the VM.
     pub uuid: String,
-    /// Its name at that time.
+    /// Name of the VM when it was given access.
     pub vm: String,
-    /// How the cluster names the node.
+    /// Name of the node in the guest cluster.
     pub node: String,
-    /// The guest is to mount it read-only.
+    /// True if the guest is to mount it read-only.
     pub read_only: bool,
 }
 
-/// Where a share is served, as an NFS client needs it.
+/// NFS export of a share, as a client needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Export {
-    /// The address of the server.
+    /// Address of the server.
     pub server: String,
-    /// What it serves the share as, from the slash on.
+    /// Exported path, beginning with a slash.
     pub path: String,
-    /// The mount options that whoever runs the server recommends, separated by commas; may be empty.
+    /// Mount options that the server's operator recommends, separated by commas; may be empty.
     pub options: String,
 }
 
-/// Who holds a volume.
+/// Holder of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// This VM does, or may at any moment.
+    /// This VM holds it, or may at any moment.
     On(Place),
-    /// Nobody does, and that is proved.
+    /// No VM holds it, which has been proved.
     Off,
-    /// It cannot be told, and so the volume must be taken for held; in words why, for the host.
+    /// The holder cannot be determined, and the volume must be treated as held; the text is the reason, for the
+    /// host.
     Unknown(String),
 }
 
 impl Holder {
-    /// The VM that holds it, if that is proved and it is not the one that is remembered.
+    /// Returns the VM that holds it, if that is proved and differs from the VM on record.
     pub fn other_than(self, record: Option<&Published>) -> Option<Place> {
         match self {
             Self::On(place) => {
@@ -113,164 +113,167 @@ impl Holder {
     }
 }
 
-/// A VM that holds a volume.
+/// VM that holds a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Its UUID.
+    /// UUID of the VM.
     pub uuid: String,
-    /// Its present name.
+    /// Present name of the VM.
     pub vm: String,
 }
 
-/// A volume to be.
+/// Volume to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewVolume {
-    /// See [`Volume::name`].
+    /// Name in the cluster; see [`Volume::name`].
     pub name: String,
-    /// See [`Volume::cluster`].
+    /// Owner; see [`Volume::cluster`].
     pub cluster: String,
-    /// One of [`Volumes::classes`].
+    /// Storage class, one of [`Volumes::classes`].
     pub class: String,
-    /// Bytes, a multiple of 512.
+    /// Size in bytes, a multiple of 512.
     pub size: u64,
-    /// See [`Volume::claim`].
+    /// Name for people; see [`Volume::claim`].
     pub claim: String,
-    /// It is to be a share, if this backend has [`Shares`].
+    /// True if the volume is to be a share, in a backend that has [`Shares`].
     pub is_share: bool,
 }
 
-/// A storage class.
+/// Storage class that clusters can choose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Class {
-    /// Its name.
+    /// Name of the class.
     pub name: String,
-    /// For volumes that name none.
+    /// True for the class of volumes that name none.
     pub is_default: bool,
 }
 
-/// How much room a class has.
+/// Total and free space of a storage class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Bytes in all; 0 if that is not said, as some file systems do not.
+    /// Total size in bytes; 0 if it is unknown, as with some file systems.
     pub size: u64,
-    /// Bytes that are free.
+    /// Free space in bytes.
     pub free: u64,
-    /// Bytes of the largest volume that could be made.
+    /// Size in bytes of the largest volume that could be created.
     pub largest: u64,
 }
 
-/// How much volumes come to.
+/// Number and total size of a set of volumes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Volumes.
+    /// Number of volumes.
     pub volumes: u64,
-    /// Bytes of them together.
+    /// Total size in bytes.
     pub bytes: u64,
 }
 
-/// What a cluster has.
+/// Usage of a cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usages {
-    /// In all.
+    /// Usage in all classes together.
     pub all: Usage,
-    /// In the class that was asked for.
+    /// Usage in the requested class.
     pub in_class: Usage,
 }
 
-/// A volume of a cluster that is being made or made larger: room is set aside for it.
+/// Volume of a cluster that is being created or expanded, for which quota is reserved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coming {
-    /// See [`Volume::name`].
+    /// Name in the cluster; see [`Volume::name`].
     pub name: String,
-    /// See [`Volume::class`].
+    /// Storage class; see [`Volume::class`].
     pub class: String,
-    /// Bytes that it is to have.
+    /// Size in bytes that it will have.
     pub size: u64,
 }
 
-/// How the guest knows a volume that is plugged.
+/// Identification of a plugged volume inside its guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plugged {
-    /// By what.
+    /// Property by which the guest identifies the disk.
     pub disk: Known,
-    /// What the guest sees it on.
+    /// Bus on which the guest sees the disk.
     pub bus: Bus,
 }
 
-/// Why it cannot be done.
+/// Reason why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// There is none of this identifier.
+    /// No volume has this identifier.
     #[error("there is no volume {0:?}")]
     Unknown(String),
-    /// There is no such class.
+    /// No storage class has this name.
     #[error("there is no storage class {0:?}")]
     NoClass(String),
-    /// There is no room for it.
+    /// Not enough free space is left for it.
     #[error("{0}")]
     Full(String),
-    /// What holds the volume cannot be looked at now.
+    /// The storage of the volume cannot be accessed at present.
     #[error("{0}")]
     Unavailable(String),
-    /// Others have to do something first, or have not done it in time: in words for guests, and more of them for the host.
+    /// Another program has to act first, or has not done so in time. There is one text for guests, and more detail
+    /// for the host.
     #[error("{words}: {detail}")]
     Waiting {
-        /// For everybody.
+        /// Text for guests and host.
         words: String,
-        /// For the host.
+        /// Further detail, for the host only.
         detail: String,
     },
-    /// It cannot be done as things are; in words for everybody.
+    /// The operation is impossible in the present configuration or state; the text is for guests and host.
     #[error("{0}")]
     Refused(String),
-    /// It is kept by another host, or in a pool that is not in the settings: nobody here can tell whether it is there.
+    /// The volume belongs to another host, or to a pool that is not in the settings: this host cannot determine
+    /// whether it exists.
     #[error("{0}")]
     Elsewhere(String),
-    /// It is there and cannot be used.
+    /// The volume exists but is unusable.
     #[error("{0}")]
     Damaged(String),
-    /// It is there, and has not been given to guestlet, or not all of what it takes for that.
+    /// The volume exists but has not been given to guestlet, or not with all that this requires.
     #[error("{words}")]
     NotGiven {
-        /// Whose it is; nobody else is told that it is there. May be empty.
+        /// Owner of the volume; no other cluster may learn that it exists. May be empty.
         cluster: String,
-        /// In words what to do, for its cluster.
+        /// Instructions for the owner.
         words: String,
     },
-    /// Somebody has it open.
+    /// A process has it open.
     #[error("{0}")]
     InUse(String),
-    /// It was plugged, or was so before, and somebody else has it as well, who asks nobody: the caller has it unplugged again. In
-    /// words who.
+    /// The volume was plugged, now or before, but another program, which does not coordinate with guestlet, uses it
+    /// as well: the caller has to unplug it again. The text names that user.
     #[error("{0}")]
     Contested(String),
-    /// It cannot be plugged or unplugged.
+    /// The disk of the volume cannot be plugged or unplugged.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// The system refused something about a file.
+    /// A system call on a file failed.
     #[error("cannot {0} {1:?}: {2}")]
     System(&'static str, PathBuf, #[source] io::Error),
 }
 
-/// Keeps volumes.
+/// Stores volumes and plugs them into VMs.
 #[tonic::async_trait]
 pub trait Volumes: Send + Sync + fmt::Debug {
-    /// The storage classes, in the order of the settings.
+    /// Returns the storage classes, in the order of the settings.
     fn classes(&self) -> Vec<Class>;
 
-    /// How much room a class has.
+    /// Returns the total and free space of a class.
     async fn capacity(&self, class: &str) -> Result<Capacity, VolumeError>;
 
-    /// The room of each class, as far as it is known. Nothing is looked at for it, so it is there at once.
+    /// Returns the known total and free space of all classes, at once and without accessing the storage.
     fn rooms(&self) -> Vec<Room>;
 
-    /// The volumes of a cluster, or of all, whose identifiers come after this one, in their order: so many at most, and fewer only
-    /// if there are no more. As all lookups here, it takes no walk over those that it does not return.
+    /// Returns the volumes of a cluster, or of all clusters, whose identifiers sort after `after`, in that order:
+    /// at most `most`, and fewer only at the end. Like all lookups here, it does not walk over volumes that it does
+    /// not return.
     async fn part(&self, cluster: Option<&str>, after: &str, most: usize)
     -> Result<Vec<Volume>, VolumeError>;
 
-    /// All volumes, or those of a cluster, in the order of their identifiers. What comes or goes meanwhile may be among them. Not for
-    /// what guests ask: it has them all.
+    /// Returns all volumes, or those of a cluster, ordered by identifier. Volumes that are created or removed
+    /// meanwhile may be included. Not for requests from guests, because it holds the whole list in memory.
     async fn list(&self, cluster: Option<&str>) -> Result<Vec<Volume>, VolumeError> {
         let mut all: Vec<Volume> = Vec::new();
         loop {
@@ -281,44 +284,47 @@ pub trait Volumes: Send + Sync + fmt::Debug {
             if is_last {
                 return Ok(all);
             }
-            // Others have their turn in between.
+            // Give other tasks a turn between the pages.
             tokio::task::yield_now().await;
         }
     }
 
-    /// The volume that has this name in a cluster, if one is listed.
+    /// Returns the listed volume with this name in a cluster, if there is one.
     async fn named(&self, cluster: &str, name: &str) -> Result<Option<Volume>, VolumeError>;
 
-    /// What a cluster has, in all and in one class, with what is `coming`, at one moment. What is coming and is there already counts
-    /// once, with the larger of both sizes.
+    /// Returns the usage of a cluster at one moment, in total and in one class, including the volumes that are
+    /// `coming`. A coming volume that already exists counts once, with the larger of the two sizes.
     async fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Result<Usages, VolumeError>;
 
-    /// The identifiers of the volumes that the VM of this UUID is remembered to have.
+    /// Returns the identifiers of the volumes that the VM with this UUID is on record for.
     async fn of_vm(&self, uuid: &str) -> Result<BTreeSet<String>, VolumeError>;
 
-    /// One volume, if there is one. It is an error if there may be one that cannot be looked at.
+    /// Returns a volume; `None` if it does not exist. Fails if it may exist but cannot be accessed.
     async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError>;
 
-    /// Makes a volume; the caller has seen to it that its cluster has none of this name. After an error nothing of it
-    /// is left.
+    /// Creates a volume; the caller has checked that its cluster has none with this name. After an error, nothing
+    /// is left behind.
     async fn create(&self, new: NewVolume) -> Result<Volume, VolumeError>;
 
-    /// Who holds a volume. If several VMs do, it is the one that is remembered, from which it can be taken.
+    /// Returns the holder of a volume. If several VMs hold it, the one on record is returned, because it can be
+    /// unplugged from that one.
     async fn holder(&self, id: &str) -> Result<Holder, VolumeError>;
 
-    /// Removes a volume that no VM has, with its bytes. [`VolumeError::InUse`] if somebody has it open all the same.
+    /// Removes a volume that no VM has, including its data. [`VolumeError::InUse`] if a process has it open
+    /// nevertheless.
     async fn remove(&self, id: &str) -> Result<(), VolumeError>;
 
-    /// Makes a volume at least so many bytes large; `vm` is the name of the running VM that has it. Returns the size.
+    /// Expands a volume to at least `size` bytes; `vm` is the name of the running VM that has it. Returns the new
+    /// size.
     async fn grow(&self, id: &str, size: u64, vm: Option<&str>) -> Result<u64, VolumeError>;
 
-    /// Remembers that a VM has the volume, then plugs it in under its present name `vm`; success if it is plugged
-    /// already. Where nothing was plugged for certain, nothing is remembered. After [`VolumeError::Contested`] it is remembered, and
-    /// has to be unplugged.
+    /// Records that a VM has the volume, then plugs it into the VM, whose present name is `vm`; succeeds if it is
+    /// already plugged. If it is certain that nothing was plugged, the record is cleared again. After
+    /// [`VolumeError::Contested`] the record remains, and the volume has to be unplugged.
     async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError>;
 
-    /// Takes a volume away from the VM with that name, after its guest has released it, and forgets that the VM had it
-    /// once the hypervisor says that the disk is gone.
+    /// Unplugs a volume from the VM with that name after its guest has released it, and clears the record of the VM
+    /// once the hypervisor confirms that the disk has been removed.
     async fn unplug(
         &self,
         id: &str,
@@ -327,7 +333,7 @@ pub trait Volumes: Send + Sync + fmt::Debug {
         guest: Box<dyn GuestSide>,
     ) -> Result<(), VolumeError>;
 
-    /// Takes a volume away from the VM at this place, which holds it and is not remembered to have it.
+    /// Unplugs a volume from the VM at this place, which holds it without being on record.
     async fn take_back(
         &self,
         id: &str,
@@ -336,106 +342,112 @@ pub trait Volumes: Send + Sync + fmt::Debug {
         guest: Box<dyn GuestSide>,
     ) -> Result<(), VolumeError>;
 
-    /// Whether another program has plugged the volume into this VM, in a way that can be taken over. If nothing is remembered of
-    /// the volume, it is then remembered that the VM has it.
+    /// Reports whether another program has plugged the volume into this VM in a way that guestlet can take over. If
+    /// no VM is on record for the volume, this VM is recorded.
     async fn recognise(&self, _id: &str, _published: Published) -> Result<bool, VolumeError> {
         Ok(false)
     }
 
-    /// The VM that has the volume for certain, although it is not remembered to, because another program has plugged it there. If
-    /// another VM was remembered to have it, that is forgotten: that one does not have it, and from this one it cannot be taken as
-    /// long as it is that program's.
+    /// Returns the VM that certainly has the volume without being on record, because another program plugged it
+    /// there. If a different VM is on record, the record is cleared: that VM does not have the volume, and from the
+    /// present one it cannot be unplugged while it belongs to the other program.
     async fn concede(&self, _id: &str) -> Result<Option<Place>, VolumeError> {
         Ok(None)
     }
 
-    /// Forgets that a VM had the volume. The caller knows by [`Volumes::holder`] that nobody has it, or answers for it; or the disk is
-    /// another program's, and stays that.
+    /// Clears the record of the VM that had the volume. The caller knows from [`Volumes::holder`] that no VM holds
+    /// it, or takes responsibility for that; or the disk belongs to another program and stays attached.
     async fn forget(&self, id: &str) -> Result<(), VolumeError>;
 
-    /// How many volumes the VM with that name can have at a time, with those that it has; none where nothing bounds it.
+    /// Returns how many volumes the VM with that name can have at a time, including its present ones; `None` if
+    /// there is no limit.
     async fn places(&self, vm: &str) -> Result<Option<usize>, VolumeError>;
 
-    /// The identifiers of the volumes that the hypervisor has plugged into the VM with that name.
+    /// Returns the identifiers of the volumes that the hypervisor has plugged into the VM with that name.
     async fn plugged(&self, vm: &str) -> Result<BTreeSet<String>, VolumeError>;
 
-    /// The serial number with which a volume is plugged.
+    /// Returns the serial number with which a volume is plugged.
     fn serial(&self, id: &str) -> Option<String>;
 
-    /// The identifier of the volume that its cluster may call so. Whose it is, is not said by that.
+    /// Returns the identifier of the volume for which its cluster may use this handle. This does not prove who owns
+    /// it.
     fn id(&self, _cluster: &str, handle: &str) -> String {
         handle.to_owned()
     }
 
-    /// Whether a cluster can have a volume of this identifier at all, whatever there is.
+    /// Reports whether a volume with this identifier could belong to the cluster at all, judging by the identifier
+    /// alone.
     fn may_be_of(&self, _id: &str, _cluster: &str) -> bool {
         true
     }
 
-    /// What its cluster calls a volume of this identifier: not so if it is another program that has told the cluster of it.
+    /// Returns the cluster's handle for the volume with this identifier. It differs from the identifier if another
+    /// program announced the volume to the cluster.
     fn handle(&self, id: &str) -> String {
         id.to_owned()
     }
 
-    /// What else a guest may know it by, of one that another program may have plugged.
+    /// Returns the other names by which a guest may know a volume that another program may have plugged.
     fn other_names(&self, _id: &str) -> Vec<String> {
         Vec::new()
     }
 
-    /// Its shares, where it has any.
+    /// Returns the implementation of shares, if the backend supports them.
     fn shares(&self) -> Option<&dyn Shares> {
         None
     }
 
-    /// Whether only VMs of one host can have its volumes.
+    /// Reports whether only VMs of one host can use the volumes.
     fn are_of_one_host(&self) -> bool {
         true
     }
 
-    /// Whether a volume is plugged only when its guest says that it sees it: where the word of who plugs it is not enough.
+    /// Reports whether a volume counts as plugged only when its guest confirms that it sees the disk: true where
+    /// the confirmation of the program that plugs it is not sufficient.
     fn needs_the_guests_word(&self) -> bool {
         false
     }
 
-    /// Why nothing can be changed now, where that is for another program to do.
+    /// Returns the reason why this program must not make changes now, if another program is responsible for them.
     fn out_of_turn(&self) -> Option<&'static str> {
         None
     }
 
-    /// Why it cannot be told yet which volumes there are.
+    /// Returns the reason why the list of volumes is not yet known.
     fn unread(&self) -> Option<&'static str> {
         None
     }
 
-    /// Whether the VM of this name may have volumes plugged that nobody remembers. If not, [`Volumes::plugged`] need not be
-    /// asked.
+    /// Reports whether the VM with this name may have volumes plugged that are not on record for it. If not, the
+    /// caller can skip [`Volumes::plugged`].
     fn may_have(&self, _vm: &str) -> bool {
         true
     }
 }
 
-/// Serves volumes that many VMs have at a time: file systems on the network, which guests mount by themselves. Nothing is
-/// plugged into a VM for one, so that neither [`Holder`] nor [`Volumes::plug`] is about them; they are made, listed, grown and
-/// removed as other volumes are.
+/// Serves volumes that many VMs use at the same time: network file systems, which guests mount by themselves.
+/// No disk is plugged into a VM for a share, so [`Holder`] and [`Volumes::plug`] do not apply. Shares are
+/// created, listed, expanded and removed like other volumes.
 ///
-/// A share is served as long as there is a VM that may mount it. Every operation may be repeated, from wherever an attempt
-/// before ended.
+/// A share is served for as long as at least one VM may mount it. All operations are idempotent, and can be
+/// repeated from whatever point an earlier attempt reached.
 #[tonic::async_trait]
 pub trait Shares: Send + Sync + fmt::Debug {
-    /// Whether there can be shares; [`VolumeError::Refused`] says why not.
+    /// Checks that shares are possible; [`VolumeError::Refused`] says why they are not.
     async fn check(&self) -> Result<(), VolumeError>;
 
-    /// Remembers that a VM may mount a share, and returns where it is served, once it is. After an error the VM is remembered
-    /// all the same: whoever asked for it repeats the call, or says that the VM is not to have it.
+    /// Records that a VM may mount a share, and returns the export once it is served. After an error the VM stays
+    /// on record: the caller either repeats the call or revokes the VM's access.
     async fn share(&self, id: &str, with: Sharer) -> Result<Export, VolumeError>;
 
-    /// Forgets that the VM of this UUID may mount a share, or that any may; success if it may not. Nobody waits until the
-    /// server has stopped.
+    /// Revokes the access of the VM with this UUID, or of all VMs, to a share; succeeds if there is none. Does not
+    /// wait until the server has stopped.
     async fn unshare(&self, id: &str, uuid: Option<&str>) -> Result<(), VolumeError>;
 
-    /// Where a share is served now, which changes nothing; [`VolumeError::Waiting`] if it is not served, or not yet.
+    /// Returns the present export of a share without changing anything; [`VolumeError::Waiting`] if it is not
+    /// served (yet).
     async fn find(&self, id: &str) -> Result<Export, VolumeError>;
 
-    /// Puts right what is not served, or is, as it should be, and removes what is left of shares that are gone.
+    /// Restores every share to its intended state, and removes leftovers of shares that no longer exist.
     async fn repair(&self) -> Result<(), VolumeError>;
 }

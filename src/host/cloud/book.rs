@@ -1,7 +1,8 @@
-//! All load balancers in memory, and which addresses are free. Pure: what is written down is in `store`.
+//! In-memory index of all load balancers and of the free addresses. Pure: records are stored on the disk by
+//! `store`.
 //!
-//! An address is taken by the load balancer that holds it, and by a record that cannot be used. As long as there is a record
-//! of which not even the addresses can be read, no address is known to be free, and none is given away.
+//! An address is taken by the load balancer that holds it, or by a damaged record. As long as even the addresses
+//! of some record cannot be read, no address is known to be free, and none is allocated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,43 +14,45 @@ use super::settings::Pool;
 use super::wanted::{Family, Service};
 use crate::addresses::{Range, number, with_number};
 
-/// Released load balancers of a cluster whose addresses are remembered.
+/// Released load balancers of one cluster whose addresses are remembered at most.
 const MOST_REMEMBERED: usize = 256;
 
-/// All load balancers.
+/// Index of all load balancers by identifier, Service and address.
 #[derive(Debug, Default)]
 pub struct Book {
-    /// By identifier, also those that were released.
+    /// Records by identifier, including those of released load balancers.
     records: BTreeMap<String, Record>,
-    /// Identifiers of those that are kept, by cluster and UID.
+    /// Identifiers of the kept load balancers, by cluster and UID.
     services: BTreeMap<String, BTreeMap<String, String>>,
-    /// Who holds an address.
+    /// Identifier of the load balancer that holds each address.
     held: BTreeMap<IpAddr, String>,
-    /// Whose an address was, if nobody has it.
+    /// Identifier of the released load balancer that last held each address that nobody holds now.
     remembered: BTreeMap<IpAddr, String>,
-    /// By the names of their files.
+    /// Records that cannot be used, by their file names.
     damaged: BTreeMap<String, Damaged>,
-    /// What these hold.
+    /// Addresses that the damaged records hold.
     reserved: BTreeSet<IpAddr>,
-    /// Addresses of records that may have been written and may not, by their identifiers.
+    /// Addresses of records of which it is unknown whether they were written, by their identifiers.
     doubtful: BTreeMap<String, Vec<IpAddr>>,
-    /// Addresses that somebody has lost a moment ago, until when they rest, and whose they were: cluster, namespace and name.
+    /// Addresses that have been lost a moment ago, with the end of their rest and the Service that had them: cluster,
+    /// namespace and name.
     resting: BTreeMap<IpAddr, (Instant, (String, String, String))>,
-    /// The address of each pool and family that was given away last.
+    /// Last allocated address of each pool and family.
     last: BTreeMap<(String, Family), IpAddr>,
 }
 
-/// Why no address is to be had.
+/// Reason why no address is available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lack {
-    /// Every one is taken.
+    /// All addresses are taken.
     Exhausted,
-    /// A record cannot be read, and what it holds is not known.
+    /// A record cannot be read, and its addresses are unknown.
     Blind,
 }
 
 impl Book {
-    /// What was found on the disk.
+    /// Builds the index from the records on the disk. Of two records with the same address or the same Service, the
+    /// second counts as damaged.
     pub fn new(records: Vec<Record>, mut damaged: BTreeMap<String, Damaged>) -> Self {
         let mut book = Self::default();
         for record in records {
@@ -71,7 +74,7 @@ impl Book {
         book
     }
 
-    /// Takes in a record, in the place of the one with the same identifier.
+    /// Adds a record, or replaces the one with the same identifier.
     pub fn put(&mut self, record: Record) {
         self.remove(&record.id);
         self.doubtful.remove(&record.id);
@@ -97,13 +100,13 @@ impl Book {
         self.records.insert(record.id.clone(), record);
     }
 
-    /// It is not known whether this record was written: its addresses are given to nobody before it is.
+    /// Reserves the addresses of a record of which it is unknown whether it was written, until it has been written.
     pub fn doubt(&mut self, record: &Record) {
         let addresses = record.addresses.iter().map(|held| held.address).collect();
         self.doubtful.insert(record.id.clone(), addresses);
     }
 
-    /// Takes out a record.
+    /// Removes a record.
     pub fn remove(&mut self, id: &str) {
         let Some(record) = self.records.remove(id) else { return };
         let of = if record.is_kept() { &mut self.held } else { &mut self.remembered };
@@ -123,38 +126,38 @@ impl Book {
         }
     }
 
-    /// Whether a record has this identifier.
+    /// Reports whether a record, usable or damaged, has this identifier.
     pub fn has(&self, id: &str) -> bool {
         self.records.contains_key(id) || self.damaged.contains_key(id)
     }
 
-    /// The record with this identifier.
+    /// Returns the record with this identifier.
     pub fn get(&self, id: &str) -> Option<&Record> {
         self.records.get(id)
     }
 
-    /// The load balancer of a Service.
+    /// Returns the load balancer of a Service.
     pub fn find(&self, cluster: &str, uid: &str) -> Option<&Record> {
         self.records.get(self.services.get(cluster)?.get(uid)?)
     }
 
-    /// All load balancers of a cluster, in the order of their UIDs.
+    /// Returns all load balancers of a cluster, ordered by the UIDs of their Services.
     pub fn of_cluster(&self, cluster: &str) -> impl Iterator<Item = &Record> {
         let ids = self.services.get(cluster).into_iter().flat_map(BTreeMap::values);
         ids.filter_map(|id| self.records.get(id))
     }
 
-    /// How many load balancers a cluster has.
+    /// Counts the load balancers of a cluster, without the released ones.
     pub fn count(&self, cluster: &str) -> usize {
         self.services.get(cluster).map_or(0, BTreeMap::len)
     }
 
-    /// The clusters that have load balancers.
+    /// Returns the clusters that have load balancers.
     pub fn clusters(&self) -> impl Iterator<Item = &String> {
         self.services.keys()
     }
 
-    /// Those that share the address of this one, in the order of their UIDs.
+    /// Returns the load balancers that share the address of this one, ordered by the UIDs of their Services.
     pub fn sharers<'b>(&'b self, of: &'b Record) -> impl Iterator<Item = &'b Record> {
         let shares = |record: &&Record| {
             let share = record.met.as_ref().and_then(|met| met.share.as_ref());
@@ -163,23 +166,23 @@ impl Book {
         self.of_cluster(&of.cluster).filter(shares)
     }
 
-    /// The one whose address this one shares.
+    /// Returns the load balancer whose address this one shares, if any.
     pub fn shared_by(&self, record: &Record) -> Option<&Record> {
         let share = record.met.as_ref()?.share.as_ref()?;
         self.find(&record.cluster, &share.uid)
     }
 
-    /// Records that cannot be used, by their names.
+    /// Returns the records that cannot be used, by their file names.
     pub fn damaged(&self) -> &BTreeMap<String, Damaged> {
         &self.damaged
     }
 
-    /// Who holds an address, if somebody does.
+    /// Returns the identifier of the load balancer that holds an address, if any.
     pub fn holder(&self, address: IpAddr) -> Option<&str> {
         self.held.get(&address).map(String::as_str)
     }
 
-    /// Whether an address can be given away.
+    /// Reports whether an address can be allocated.
     pub fn is_free(&self, address: IpAddr) -> bool {
         !self.is_blind()
             && !self.held.contains_key(&address)
@@ -187,27 +190,27 @@ impl Book {
             && !self.doubtful.values().any(|addresses| addresses.contains(&address))
     }
 
-    /// Has the addresses rest that a load balancer loses: others that want one get these last for some time, since it takes a moment until
-    /// nobody announces them any more, and until nobody has them in a cache.
+    /// Marks addresses that a load balancer loses as resting until `until`: other Services get them only as a last
+    /// resort, since it takes a moment until nobody announces them and no cache has them any longer.
     pub fn rest(&mut self, of: &Record, lost: impl Iterator<Item = IpAddr>, until: Instant, now: Instant) {
         self.resting.retain(|_, (until, _)| *until > now);
         let service = (of.cluster.clone(), of.service.namespace.clone(), of.service.name.clone());
         self.resting.extend(lost.map(|address| (address, (until, service.clone()))));
     }
 
-    /// Whether an address rests for this Service, which may be the one that had it.
+    /// Reports whether an address rests for this Service. It never rests for the Service that last had it.
     pub fn rests(&self, address: IpAddr, cluster: &str, service: &Service, now: Instant) -> bool {
         self.resting.get(&address).is_some_and(|(until, (of, namespace, name))| {
             *until > now && (of.as_str(), namespace, name) != (cluster, &service.namespace, &service.name)
         })
     }
 
-    /// Whether it is not known which addresses are taken.
+    /// Reports whether the addresses of some damaged record are unknown, so that no address is known to be free.
     pub fn is_blind(&self) -> bool {
         self.damaged.values().any(|damaged| damaged.addresses.is_none())
     }
 
-    /// How many addresses of a pool and a family are taken.
+    /// Counts the addresses of one family in a pool that are taken.
     pub fn taken(&self, pool: &Pool, family: Family) -> usize {
         let of = |range: &&Range| range.is_ipv4() == family.is_ipv4();
         let count = |range: &Range| {
@@ -217,16 +220,17 @@ impl Book {
         pool.ranges.iter().filter(of).map(count).sum()
     }
 
-    /// Who had an address last, if nobody has it.
+    /// Returns the released load balancer that last held an address, unless somebody holds the address now.
     pub fn had(&self, address: IpAddr) -> Option<&Record> {
         self.records.get(self.remembered.get(&address)?)
     }
 
-    /// A free address of a pool: the one that the Service of this name had, else one after the last that was given away which
-    /// nobody had, else the one that was given back first. Those that [rest](Self::rest) come last.
+    /// Picks a free address of a pool. In order of preference: the address that the Service of this name had before;
+    /// the next one after the last allocation that nobody has had; the one that was released first. Addresses that
+    /// [rest](Self::rest) come last.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no address of the pool is free.
     pub fn pick(
         &self,
         pool: &Pool,
@@ -260,7 +264,8 @@ impl Book {
             let last = last.filter(|last| *last >= number(range.first()))?;
             self.next_new(range, last.checked_add(1)?, rests)
         };
-        // First what comes after the last one, in its range and those behind it, and then all from the beginning.
+        // Start after the last allocation in its range, continue with the ranges behind it, and then start from the
+        // beginning.
         let at = last.and_then(|last| {
             ranges().position(|range| (number(range.first())..=number(range.last())).contains(&last))
         });
@@ -279,13 +284,14 @@ impl Book {
         if let Some((address, _)) = oldest.filter(|(address, _)| !rests(**address)) {
             return Ok(held(*address));
         }
-        // There is nothing else: first what rests and nobody remembers.
+        // Only resting addresses are left. Prefer one that no released load balancer remembers.
         let never = |_| false;
         let resting = ranges().find_map(|range| self.next_new(range, number(range.first()), never));
         resting.or(oldest.map(|(address, _)| *address)).map(held).ok_or(Lack::Exhausted)
     }
 
-    /// The first address of a range, from a number on, that nobody has or had. Steps over what is taken, one after the other.
+    /// Returns the first address of a range, from a number on, that nobody has or has had. Skips taken addresses one
+    /// by one.
     fn next_new(&self, range: &Range, from: u128, rests: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let (mut at, last) = (from, number(range.last()));
         while at <= last {
@@ -298,8 +304,8 @@ impl Book {
         None
     }
 
-    /// Released ones that need not be remembered any more: their address is another's, or there are too many of the cluster,
-    /// and these are the oldest.
+    /// Returns the identifiers of released records that can be deleted: all their addresses are held by others now, or
+    /// the cluster has more than `MOST_REMEMBERED` of them and these are the oldest.
     pub fn forgettable(&self, cluster: &str) -> Vec<String> {
         let released = self.records.values().filter(|record| !record.is_kept() && record.cluster == cluster);
         let mut kept: Vec<&Record> = Vec::new();

@@ -1,7 +1,8 @@
-//! Asks nodes whether they have endpoints of Services whose traffic is local: `GET /healthz` at the Service's own port, which
-//! kube-proxy answers with 200 where there are some.
+//! Asks nodes whether they have endpoints of Services whose traffic is local: `GET /healthz` at the Service's own
+//! port, which kube-proxy answers with 200 if there are some.
 //!
-//! An answer that is not 200 counts at once; no answer counts after as many tries as a health check of the Service allows.
+//! An answer other than 200 counts at once. A missing answer counts after as many attempts as the failure
+//! threshold of the Service's health check.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,30 +16,30 @@ use super::health::Outcome;
 use super::{Handle, Request};
 use crate::supervise::Scope;
 
-/// The load balancer, and the lasting identifier of the VM.
+/// Load balancer, and lasting identifier of the VM.
 pub type Key = (String, String);
 
-/// Bytes of the beginning of an answer that are looked at.
+/// Bytes at the beginning of an answer that are read.
 const ANSWER: usize = 64;
 
-/// One node, asked for one load balancer.
+/// Node that is asked about one load balancer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Which.
+    /// Load balancer and VM that an answer is about.
     pub key: Key,
-    /// The cluster.
+    /// Cluster that the load balancer belongs to.
     pub cluster: String,
-    /// Where the node answers.
+    /// Address and port at which the node is asked.
     pub at: SocketAddr,
-    /// Seconds from one question to the next.
+    /// Seconds between two requests.
     pub period_seconds: u32,
-    /// Seconds of one question.
+    /// Timeout of one request in seconds.
     pub timeout_seconds: u32,
-    /// Questions without an answer until the node counts as failed.
+    /// Unanswered requests in a row after which the node counts as failed.
     pub failure_threshold: u32,
 }
 
-/// Asks all nodes that are to be asked, until the future is dropped.
+/// Asks all targets regularly, until the future is dropped.
 pub async fn run(mut targets: watch::Receiver<Vec<Target>>, desk: Handle) {
     let mut asked: BTreeMap<Key, (Target, Scope)> = BTreeMap::new();
     loop {
@@ -81,14 +82,14 @@ async fn keep_asking(target: Target, desk: Handle) {
             if outcome.healthy {
                 silent = 0;
             }
-            // Without a desk the process is ending.
+            // Fails only if the desk has ended: then the process is ending.
             drop(desk.requests.send(Request::Endpoint(target.key.clone(), outcome)).await);
         }
         tokio::time::sleep(Duration::from_secs(target.period_seconds.into())).await;
     }
 }
 
-/// The status of the answer.
+/// Asks once, and returns the HTTP status code.
 async fn ask(at: SocketAddr) -> std::io::Result<u16> {
     let mut stream = TcpStream::connect(at).await?;
     let request = format!("GET /healthz HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n");

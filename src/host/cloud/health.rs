@@ -1,16 +1,16 @@
-//! Which nodes take the traffic of a load balancer, and why others do not. Pure.
+//! Decides which nodes take the traffic of a load balancer, and why others do not. Pure.
 //!
 //! ```text
 //!  a VM that is a backend
-//!    stopped, or nobody knows whether it runs, and its agent does not answer ──▶ left out, or failing
-//!    paused, or its agent does not answer                                    ──▶ failing
-//!    a check is asked for: its agent cannot make it, has not told, or tells that it fails ──▶ failing
-//!    only nodes with endpoints: it has not said that it has some              ──▶ failing
-//!    the host forwards: at none of its addresses the host sees it (`reach`)    ──▶ failing
-//!    otherwise                                                                ──▶ healthy
+//!    stopped                                                                   ──▶ left out
+//!    paused, or its agent does not answer                                      ──▶ failing
+//!    a check is requested: the agent cannot run it, or has not reported success ──▶ failing
+//!    only nodes with endpoints: it has not confirmed that it has some          ──▶ failing
+//!    the host forwards, but sees the VM at none of its addresses (`reach`)     ──▶ failing
+//!    otherwise                                                                 ──▶ healthy
 //! ```
 //!
-//! What a guest says decides about its own VM alone.
+//! Reports of a guest affect only its own VM.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,60 +26,61 @@ use super::wanted::{Announcing, Family, Wanted};
 use crate::addresses::Subnet;
 use crate::wire::proto::v1::{self, instance::Power};
 
-/// Seconds from one report of an agent to the next, if nothing changes.
+/// Seconds between two reports of an agent, if nothing changes.
 pub const REPORT: u32 = 20;
-/// After so long without a report what was reported does not count any more.
+/// Age from which a report no longer counts.
 pub const STALE: Duration = Duration::from_secs(45);
-/// Checks that an agent makes at most.
+/// Checks that one agent makes at most.
 pub const MOST_CHECKS: usize = 256;
-/// Backends that fail and are told of.
+/// Failing backends that are reported at most for one load balancer.
 pub const MOST_PROBLEMS: usize = 64;
-/// Characters of a problem that a guest tells.
+/// Characters that are kept of a problem that a guest reports.
 const LONGEST_PROBLEM: usize = 256;
 
-/// What was heard of one check of one VM.
+/// Result of one check of one VM, as last reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// It counts as healthy.
+    /// True if the VM counts as healthy.
     pub healthy: bool,
-    /// Why not.
+    /// Reason why it is not healthy; may be empty.
     pub problem: String,
 }
 
-/// What an agent has reported.
+/// Latest report of an agent on its health checks.
 #[derive(Debug, Clone)]
 pub struct Reported {
-    /// When that was.
+    /// Time at which the report arrived.
     pub at: Instant,
-    /// Of which checks.
+    /// Generation of the set of checks that the report is about.
     pub generation: u64,
-    /// By the identifiers of checks.
+    /// Results by the identifiers of the checks.
     pub outcomes: BTreeMap<String, Outcome>,
 }
 
-/// What is heard of the VMs of a cluster, beside what they are.
+/// Reports on the VMs of a cluster.
 #[derive(Debug, Default)]
 pub struct Heard {
-    /// By lasting identifiers.
+    /// Reports of the agents, by the lasting identifiers of their VMs.
     pub reports: BTreeMap<String, Reported>,
-    /// Whether nodes have endpoints: by load balancer and lasting identifier.
+    /// Nodes that have endpoints and nodes that do not, by load balancer and lasting identifier of the VM.
     pub endpoints: BTreeMap<(String, String), Outcome>,
 }
 
-/// The nodes of a load balancer.
+/// Decision about the nodes of a load balancer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Nodes {
-    /// Where healthy ones are reached, each once, in the order of their identifiers; with the subnets that they are in.
+    /// Addresses at which the host reaches healthy nodes, sorted and without duplicates, with the subnet of each.
     pub targets: Vec<(IpAddr, Subnet)>,
-    /// How many take traffic.
+    /// Number of nodes that take traffic.
     pub healthy: u32,
-    /// Those that do not, and why.
+    /// Nodes that take no traffic, each with the reason; at most `MOST_PROBLEMS`.
     pub failing: Vec<v1::BackendProblem>,
-    /// Of some that do not, the next result of a check decides.
+    /// True if some failing node is only waiting for the next result of a check.
     pub may_pass: bool,
 }
 
-/// The check of a load balancer, as agents know it: with other fields it is another one.
+/// Returns the identifier of a load balancer's check, as agents know it. It contains all fields of the check, so
+/// that a changed check never inherits the results of the one before.
 fn check_id(record: &Record, wanted: &Wanted, family: Family) -> Option<String> {
     let check = wanted.check.as_ref()?;
     Some(format!(
@@ -94,7 +95,7 @@ fn check_id(record: &Record, wanted: &Wanted, family: Family) -> Option<String> 
     ))
 }
 
-/// What agents are to check for a load balancer; nothing if no check is asked for.
+/// Returns the check that agents make for a load balancer, or `None` if none is requested.
 pub fn target(record: &Record, wanted: &Wanted, family: Family) -> Option<v1::HealthCheckTarget> {
     let check = wanted.check?;
     let mut target = v1::HealthCheckTarget {
@@ -110,7 +111,7 @@ pub fn target(record: &Record, wanted: &Wanted, family: Family) -> Option<v1::He
     Some(target)
 }
 
-/// What an agent reports, cleaned and bounded.
+/// Cleans and bounds the results that an agent reports.
 pub fn outcomes(
     results: Vec<v1::HealthCheckResult>,
     clean: impl Fn(&str) -> String,
@@ -122,22 +123,22 @@ pub fn outcomes(
     results.into_iter().take(MOST_CHECKS).map(outcome).collect()
 }
 
-/// What decides about one load balancer.
+/// Input of the decision about the nodes of one load balancer.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'q> {
-    /// The load balancer.
+    /// Record of the load balancer.
     pub record: &'q Record,
-    /// What it has.
+    /// Configuration that is in force for it.
     pub met: &'q Wanted,
-    /// The families of its addresses; the first one is checked.
+    /// Families of its addresses; the first one is checked.
     pub families: &'q [Family],
-    /// The pools of its addresses.
+    /// Pools of its addresses.
     pub pools: &'q [&'q Pool],
-    /// What was heard of the VMs.
+    /// Reports on the VMs of its cluster.
     pub heard: &'q Heard,
-    /// Where they are seen.
+    /// Neighbour table of the host, and where the host may forward to.
     pub ground: Ground<'q>,
-    /// The time.
+    /// Current time, which decides whether a report is stale.
     pub now: Instant,
 }
 
@@ -151,7 +152,7 @@ impl Nodes {
 }
 
 impl Question<'_> {
-    /// Which of these VMs, all of the cluster, take its traffic.
+    /// Decides which of these VMs, which all belong to the cluster, take the traffic.
     pub fn nodes<'m>(&self, members: impl Iterator<Item = &'m Member>) -> Nodes {
         let check = self.families.first().and_then(|family| check_id(self.record, self.met, *family));
         let mut nodes = Nodes::default();
@@ -174,7 +175,7 @@ impl Question<'_> {
         nodes
     }
 
-    /// Whether a VM is to take traffic.
+    /// Reports whether a VM is a backend of the load balancer, healthy or not.
     pub fn is_backend(&self, member: &Member) -> bool {
         is_backend(&self.met.backends, &member.instance)
     }
@@ -198,7 +199,7 @@ impl Question<'_> {
         if self.met.announcing != Announcing::Host {
             return Verdict::Healthy(Vec::new());
         }
-        // Whether it is seen there may be another thing in a moment.
+        // `Unchecked`, not `Failing`: the host may see the VM at its address a moment later.
         let reached = match self.ground.reached(member, self.families, self.pools) {
             Ok(reached) => reached,
             Err(problem) => return Verdict::Unchecked(problem),
@@ -217,13 +218,13 @@ impl Question<'_> {
         Verdict::Healthy(reached)
     }
 
-    /// Whether the agent tells that the check passes.
+    /// Checks that the agent has recently reported success of this check.
     fn checked(&self, member: &Member, check: &str) -> Result<(), String> {
         passes(self.heard.reports.get(&member.instance.vm_uid), check, self.now, STALE)
     }
 }
 
-/// Whether a VM is to take traffic: one of those that are named, or any that is a Node.
+/// Reports whether a VM is a backend: it is one of the `named` VMs or, if none are named, a Node of its cluster.
 pub fn is_backend(named: &[String], instance: &v1::Instance) -> bool {
     match named {
         [] => !instance.node_name.is_empty(),
@@ -231,10 +232,10 @@ pub fn is_backend(named: &[String], instance: &v1::Instance) -> bool {
     }
 }
 
-/// Whether an agent has reported that a check passes, no longer than `stale` ago.
+/// Checks that an agent has reported success of a check less than `stale` ago.
 ///
 /// # Errors
-/// In words for people, if not.
+/// The reason, as a message for people, if it has not.
 pub fn passes(reported: Option<&Reported>, check: &str, now: Instant, stale: Duration) -> Result<(), String> {
     let Some(outcome) = reported.and_then(|reported| reported.outcomes.get(check)) else {
         return Err("its agent has not reported the result of the health check yet".to_owned());
@@ -250,13 +251,13 @@ pub fn passes(reported: Option<&Reported>, check: &str, now: Instant, stale: Dur
 }
 
 enum Verdict {
-    /// It does not run, and nobody expects anything of it.
+    /// Stopped: takes no traffic, which is not a problem.
     Out,
-    /// It takes traffic, there.
+    /// Takes traffic at these addresses.
     Healthy(Vec<(IpAddr, Subnet)>),
-    /// It takes none, and why.
+    /// Takes no traffic, for this reason.
     Failing(String),
-    /// It takes none until a check passes; why it has not.
+    /// Takes no traffic until a check passes; the reason why none has passed yet.
     Unchecked(String),
 }
 
@@ -311,7 +312,7 @@ mod tests {
             member("off", "10.0.0.8/24", |view| view.set_power(PowerState::Off)),
             member("paused", "10.0.0.9/24", |view| view.set_power(PowerState::Paused)),
             member("lost", "10.0.0.10/24", |view| view.set_session(SessionState::Connecting)),
-            // Its guest says that it is somewhere else.
+            // Its guest claims an address outside the subnets that the host forwards to.
             member("liar", "198.51.100.1/8", good),
             member("", "10.0.0.11/24", good),
         ];
@@ -324,7 +325,7 @@ mod tests {
             ("liar", "it has no address in a subnet that the host may forward to"),
         ];
         assert_eq!(problems(&nodes), failing, "and the last one is not a Node");
-        // Those that are named count, Nodes or not.
+        // Named backends count, whether or not they are Nodes.
         let named = Wanted { backends: vec!["lost".into(), String::new()], ..met };
         let nodes = ask(&record, &named, &Heard::default(), &members, Instant::now());
         assert_eq!((nodes.healthy, nodes.failing.len()), (1, 1));

@@ -1,4 +1,4 @@
-//! What is known of a VM, as its cluster and its load balancers see it. Pure.
+//! A VM as its cluster and its load balancers see it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,31 +7,32 @@ use crate::addresses::Subnet;
 use crate::host::fleet::Known;
 use crate::wire::proto::v1::{self, PowerState, SessionState, instance::Power};
 
-/// Most interfaces, and addresses of each, that are told.
+/// Interfaces of a VM, and addresses of each, that are reported at most.
 const MOST_INTERFACES: usize = 32;
 const MOST_ADDRESSES: usize = 64;
-/// Characters of the longest name of a Node, and of an interface in a guest.
+/// Longest name of a Node, or of an interface in a guest, in bytes.
 pub(super) const LONGEST_NAME: usize = 253;
 
-/// A VM of a cluster.
+/// VM of a cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Member {
-    /// Its cluster.
+    /// Cluster that the VM belongs to.
     pub cluster: String,
-    /// As its cluster is told of it.
+    /// Description of the VM as it is sent to its cluster.
     pub instance: v1::Instance,
-    /// Its agent answers now.
+    /// True while the VM's agent has a session.
     pub connected: bool,
-    /// Its agent can make health checks.
+    /// True if the VM's agent can make health checks.
     pub able: bool,
-    /// The hardware addresses that it has by the settings, in lower case; not what its guest says.
+    /// Hardware addresses that the settings assign to the VM, in lower case. Reports of its guest do not count.
     pub hardware: BTreeSet<String>,
 }
 
 pub use crate::host::health_checks::CAPABILITY;
 
 impl Member {
-    /// What is known of a VM, with the networks of its interfaces by hardware addresses; nothing of one without a cluster.
+    /// Describes a VM. `networks` are the networks of its interfaces in the settings, by hardware address. Returns
+    /// `None` for a VM without a cluster.
     pub fn of(known: &Known, networks: Option<&BTreeMap<String, String>>) -> Option<Self> {
         let vm = &known.vm;
         if vm.cluster.is_empty() {
@@ -60,19 +61,20 @@ impl Member {
         Some(Self { cluster: vm.cluster.clone(), instance, connected, able, hardware })
     }
 
-    /// Whether it runs, as far as anybody says.
+    /// Returns the power state of the VM, as far as it is known.
     pub fn power(&self) -> Power {
         self.instance.power()
     }
 
-    /// Its addresses, each with the subnet that it is in.
+    /// Returns the addresses of the VM, each with its subnet.
     pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, Subnet)> {
         let all = self.instance.interfaces.iter().flat_map(|interface| &interface.addresses);
         all.filter_map(|text| Subnet::parse_interface(text).ok())
     }
 }
 
-/// The hypervisor's word; where nobody can ask it, an agent that answers proves that the VM runs.
+/// Returns the power state as the hypervisor reports it. If that is unknown, an agent that answers proves that the
+/// VM runs.
 fn power(power: PowerState, connected: bool) -> Power {
     match power {
         PowerState::Running => Power::Running,
@@ -83,8 +85,9 @@ fn power(power: PowerState, connected: bool) -> Power {
     }
 }
 
-/// The interfaces that the agent reports. Where the settings name the VM's, no others are told, and else only those with
-/// addresses: what runs in a guest makes many of its own.
+/// Selects the interfaces to report from those that the agent reports. If the settings name the VM's interfaces,
+/// only these are reported. Otherwise only those with addresses are, since programs in a guest create many
+/// interfaces.
 fn interfaces(known: &Known, networks: Option<&BTreeMap<String, String>>) -> Vec<v1::InstanceInterface> {
     let reported = known.state.iter().flat_map(|state| &state.interfaces);
     let networks = networks.filter(|networks| !networks.is_empty());
@@ -108,7 +111,8 @@ fn interfaces(known: &Known, networks: Option<&BTreeMap<String, String>>) -> Vec
     reported.filter_map(told).take(MOST_INTERFACES).collect()
 }
 
-/// Whether an address is one by which others can reach a machine.
+/// Reports whether other machines can reach a machine at this address: it is neither loopback, link-local,
+/// unspecified nor multicast.
 pub(super) fn is_global(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
@@ -135,7 +139,7 @@ pub(super) mod tests {
     use super::*;
     use crate::host::backends::Vm;
 
-    /// What the fleet knows of a VM that runs, with these addresses.
+    /// Builds the fleet's view of a running VM with these addresses.
     pub fn known(vm: &Vm, addresses: &[&str], node: &str) -> Known {
         let interface = v1::NetworkInterface {
             name: "eth0".into(),
@@ -161,7 +165,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A VM of the cluster `dev`.
+    /// Builds a VM of the cluster `dev`.
     pub fn vm(uid: &str) -> Vm {
         let mut vm = Vm::at(&format!("vm-{uid}"), "/nowhere");
         vm.cluster = "dev".into();
@@ -176,13 +180,13 @@ pub(super) mod tests {
         assert_eq!(member.instance.interfaces[0].addresses, ["192.0.2.7/24"]);
         assert_eq!((member.instance.node_name.as_str(), member.power()), ("n1", Power::Running));
         assert!(member.able && member.connected && member.instance.addresses_current);
-        // Where the settings say which interfaces it has, no others are its.
+        // If the settings list its interfaces, no others count.
         let networks = |mac: &str| BTreeMap::from([(mac.to_owned(), "lan".to_owned())]);
         let member = Member::of(&known, Some(&networks("52:54:00:00:00:01"))).unwrap();
         assert_eq!(member.instance.interfaces[0].network, "lan");
         let member = Member::of(&known, Some(&networks("52:54:00:00:00:02"))).unwrap();
         assert_eq!(member.instance.interfaces, []);
-        // Its session is lost, and nobody else says whether it runs.
+        // Its session is lost, and no hypervisor reports whether it runs.
         let view = Arc::make_mut(&mut known.view);
         view.set_session(SessionState::Connecting);
         view.set_power(PowerState::Unspecified);

@@ -1,41 +1,41 @@
-//! What has changed since somebody looked: for the long polls of `Watch…` calls. One journal for each cluster and kind of thing,
-//! so that a poll costs what has changed, and one that waits costs a timer.
+//! Changes since a client last looked, for the long polls of `Watch…` calls. There is one journal for each cluster
+//! and kind of thing, so that a poll costs only as much as has changed, and a waiting poll costs only a timer.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use tokio::sync::watch;
 
-/// Things that are gone and remembered; who has not looked for longer gets everything anew.
+/// Removed things that are remembered. A client whose position is older gets the complete list again.
 const MOST_GONE: usize = 1024;
 
-/// Things by their keys, and when they changed.
+/// Things by their keys, with the number of each one's last change.
 #[derive(Debug)]
 pub struct Journal<V> {
-    /// The run of the host half: positions of another one mean nothing.
+    /// Run of the host half. Positions of another run are invalid.
     run: String,
     number: u64,
     things: BTreeMap<String, (u64, V)>,
     gone: VecDeque<(u64, V)>,
-    /// What is gone was forgotten up to here.
+    /// Number of the last removal that was forgotten: older positions cannot be continued.
     horizon: u64,
     told: watch::Sender<u64>,
 }
 
-/// What has changed.
+/// Changes since a position, or the complete list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct News<V> {
-    /// Where to go on.
+    /// Position from which the next poll continues.
     pub position: String,
-    /// These are all that there are.
+    /// True if the list is complete rather than a difference.
     pub complete: bool,
-    /// As they are now.
+    /// New and changed things, as they are now.
     pub there: Vec<V>,
-    /// As they were when they went.
+    /// Removed things, as they were when they were removed.
     pub gone: Vec<V>,
 }
 
 impl<V: Clone + PartialEq> Journal<V> {
-    /// An empty one.
+    /// Creates an empty journal. `run` identifies the run of the host half.
     pub fn new(run: &str) -> Self {
         Self {
             run: run.to_owned(),
@@ -47,7 +47,7 @@ impl<V: Clone + PartialEq> Journal<V> {
         }
     }
 
-    /// A thing is so now.
+    /// Adds or changes a thing. Does nothing if it is the same as before.
     pub fn set(&mut self, key: &str, value: V) {
         if self.things.get(key).is_some_and(|(_, before)| *before == value) {
             return;
@@ -56,7 +56,7 @@ impl<V: Clone + PartialEq> Journal<V> {
         self.things.insert(key.to_owned(), (self.number, value));
     }
 
-    /// A thing is gone.
+    /// Removes a thing, and remembers its removal.
     pub fn remove(&mut self, key: &str) {
         let Some((_, value)) = self.things.remove(key) else { return };
         self.number += 1;
@@ -68,29 +68,30 @@ impl<V: Clone + PartialEq> Journal<V> {
         }
     }
 
-    /// Tells those who wait that there is news, if there is.
+    /// Wakes the waiting polls, if there is news.
     pub fn tell(&self) {
         self.told.send_if_modified(|told| std::mem::replace(told, self.number) != self.number);
     }
 
-    /// All things, in the order of their keys.
+    /// Returns all things, ordered by their keys.
     pub fn all(&self) -> impl Iterator<Item = &V> {
         self.things.values().map(|(_, value)| value)
     }
 
-    /// The thing with this key.
+    /// Returns the thing with this key.
     pub fn get(&self, key: &str) -> Option<&V> {
         self.things.get(key).map(|(_, value)| value)
     }
 
-    /// Completes when there is news after it was asked for.
+    /// Returns a receiver that changes when there is news after this call.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         let mut told = self.told.subscribe();
         told.mark_unchanged();
         told
     }
 
-    /// What has changed since a position; nothing if nothing has.
+    /// Returns the changes since a position, or `None` if nothing has changed. For an unknown position it returns the
+    /// complete list.
     pub fn since(&self, position: &str) -> Option<News<V>> {
         let known = position.strip_prefix(self.run.as_str()).and_then(|rest| rest.strip_prefix('.'));
         let since = known.and_then(|rest| rest.parse::<u64>().ok());
@@ -109,7 +110,7 @@ impl<V: Clone + PartialEq> Journal<V> {
         })
     }
 
-    /// Where it is now.
+    /// Returns the current position.
     pub fn position(&self) -> String {
         format!("{}.{}", self.run, self.number)
     }

@@ -1,9 +1,10 @@
-//! Whether a cluster can have what it wants of a Service, and which addresses come of it. Pure.
+//! Decides whether a cluster can have the load balancer that it requests for a Service, and with which addresses.
+//! Pure.
 //!
 //! ```text
 //!  wanted ──contradicts what there is──▶ refused: an error of the call; nothing is kept
 //!    └──network, sharing, ports, pools──▶ met: the record's addresses
-//!                └──cannot be had now──▶ failed: what there was before stays in force, and it is tried again
+//!                └──not possible now──▶ failed: what there was before stays in force, and it is tried again
 //! ```
 
 use std::net::IpAddr;
@@ -15,27 +16,27 @@ use super::record::{Held, Record};
 use super::settings::{Pool, Settings};
 use super::wanted::{Announcing, Family, Ipam, Port, Service, Wanted};
 
-/// Why something cannot be had now.
+/// Reason why a request cannot be satisfied now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// One word, for machines.
+    /// CamelCase word for programs.
     pub reason: &'static str,
-    /// For people of the cluster: nothing of others is in it.
+    /// Message for people of the cluster, without any information on other clusters.
     pub message: String,
 }
 
 impl Failure {
-    /// One with these words.
+    /// Creates a failure with this reason and message.
     pub fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self { reason, message: message.into() }
     }
 }
 
-/// Whether `wanted` contradicts what a load balancer is, whose address comes from there and belongs to that network: what it has
-/// cannot become something else.
+/// Checks that `wanted` does not contradict an existing load balancer: neither the source of its address (`ipam`)
+/// nor its network can change.
 ///
 /// # Errors
-/// In words, if it does.
+/// A message for people, if it does.
 pub fn check_change(ipam: Ipam, network: &str, wanted: &Wanted) -> Result<(), String> {
     let name = |ipam| match ipam {
         Ipam::Pool => "pool",
@@ -57,19 +58,19 @@ pub fn check_change(ipam: Ipam, network: &str, wanted: &Wanted) -> Result<(), St
     Ok(())
 }
 
-/// What is decided on.
+/// Input of the decisions.
 #[derive(Debug, Clone, Copy)]
 pub struct Ground<'g> {
-    /// All load balancers.
+    /// Index of all load balancers.
     pub book: &'g Book,
-    /// The settings.
+    /// Settings of the pools and clusters.
     pub settings: &'g Settings,
-    /// The time.
+    /// Current time, which decides which addresses rest.
     pub now: Instant,
 }
 
 impl Ground<'_> {
-    /// The addresses that a load balancer is to have for itself.
+    /// Chooses the addresses that a load balancer is to have of its own; none if it shares another's or uses DHCP.
     ///
     /// # Errors
     /// If it cannot have what is wanted.
@@ -81,10 +82,10 @@ impl Ground<'_> {
         self.addresses(record, wanted)
     }
 
-    /// That a load balancer can have what is wanted, whichever addresses there are.
+    /// Checks everything but addresses: the network, sharing, ports, and who announces.
     ///
     /// # Errors
-    /// If it cannot.
+    /// The first reason why the load balancer cannot have what is wanted.
     pub fn check(&self, record: &Record, wanted: &Wanted) -> Result<(), Failure> {
         let Record { cluster, service, .. } = record;
         if !wanted.network.is_empty() && !self.settings.has_network(cluster, &wanted.network) {
@@ -96,7 +97,7 @@ impl Ground<'_> {
         if let Some(share) = &wanted.share {
             return self.share(record, wanted, share);
         }
-        // Those who share it have their ports at the same address.
+        // Load balancers that share this one's address have their ports at the same address.
         for sharer in self.book.sharers(record).filter(|sharer| sharer.service.uid != service.uid) {
             let ports = sharer.met.iter().flat_map(|met| &met.ports);
             clash(wanted, ports, &sharer.service)?;
@@ -110,7 +111,7 @@ impl Ground<'_> {
         Ok(())
     }
 
-    /// Whether it may share the address of another Service.
+    /// Checks that a load balancer may share the address of another Service.
     fn share(&self, record: &Record, wanted: &Wanted, share: &Service) -> Result<(), Failure> {
         let named = format!("{}/{}", share.namespace, share.name);
         if share.uid == record.service.uid {
@@ -185,7 +186,7 @@ impl Ground<'_> {
         let asked = wanted.addresses.iter().copied().find(|asked| Family::of(*asked) == family);
         let mine = record.addresses.iter().find(|held| Family::of(held.address) == family);
         if let Some(mine) = mine.filter(|mine| asked.is_none_or(|asked| asked == mine.address)) {
-            // One whose pool has been taken out of the settings, or away from the cluster, stays as long as it can be used.
+            // An address stays usable even if its pool has been removed from the settings, or no longer admits the cluster.
             let pool = self.settings.pools.iter().find(|pool| pool.has(mine.address));
             let forwarded = wanted.announcing == Announcing::Host;
             if pool.map_or(!forwarded, |pool| pool.forwards() == forwarded && reserved(pool, wanted).is_ok())
@@ -239,7 +240,7 @@ impl Ground<'_> {
     }
 }
 
-/// That no port is one of another Service at the same address.
+/// Checks that none of `ports`, which another Service has at the same address, is also among the wanted ones.
 fn clash<'p>(
     wanted: &Wanted,
     mut ports: impl Iterator<Item = &'p Port>,
@@ -252,10 +253,10 @@ fn clash<'p>(
     Err(Failure::new("PortInUse", words))
 }
 
-/// That no port is one that the host forwards to nobody.
+/// Checks that no wanted port is a reserved one, which the host never forwards.
 ///
 /// # Errors
-/// With the first that is.
+/// The first port that is reserved.
 pub fn reserved(pool: &Pool, wanted: &Wanted) -> Result<(), Failure> {
     let is_reserved = |port: &&Port| pool.reserved_ports.contains(&port.port);
     match wanted.ports.iter().find(is_reserved).filter(|_| wanted.announcing == Announcing::Host) {

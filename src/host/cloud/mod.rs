@@ -1,4 +1,4 @@
-//! What a cluster is told of its VMs, and the load balancers of its Services (`guestlet.v1.Cloud`).
+//! The service `guestlet.v1.Cloud`: reports to a cluster about its VMs, and the load balancers of its Services.
 //!
 //! ```text
 //!  callback (a guest asks) ──▶ service ──Request──▶ desk ──▶ store          records, one file each
@@ -10,16 +10,18 @@
 //!  pure: settings, wanted, record, book, meet, instance, health, reach, journal, forward::{plan, rules}, view
 //! ```
 //!
-//! One task, the `desk`, owns all of it; it is asked by messages, and never waits for a guest. Which VM asks is known from the
-//! connection, and with it the cluster: nothing of another one is looked at for it. An address is given away when the
-//! record that says so is on the disk, and free again when a record that does not say so is. Calls cost what they are
-//! about: a cluster's things are kept together, and what waits for news waits for a number to change ([`journal`]).
+//! One task, the `desk`, owns the state. Others send it requests, and it never waits for a guest. The connection
+//! tells which VM sends a request, and with it the cluster, so a request never sees anything of another cluster.
+//! An address is allocated once the record that has it is on the disk, and free again once a record without it is.
+//! The cost of a call depends only on its own cluster: the state is kept by cluster, and a waiting poll only waits
+//! for a number to change ([`journal`]).
 //!
-//! That is so where the VMs are this machine's. Those of a whole cluster, with load balancers that are in its API, are told of by
-//! `remote`, which answers the same requests.
+//! This holds for the VMs of this machine. For the VMs of a whole host cluster, with load balancers that are
+//! objects in its API, `remote` answers the same requests.
 //!
-//! To add a setting of a load balancer: a field of [`wanted::Wanted`] with a default, its check there, and its use in `meet`
-//! (whether it can be had), `health` (who takes its traffic), `reach` (where) or `forward` (how it gets there).
+//! To add a setting of a load balancer: add a field of [`wanted::Wanted`] with a default, check it there, and use
+//! it in `meet` (whether it is possible), `health` (who takes its traffic), `reach` (where) or `forward` (how it
+//! gets there).
 
 use std::sync::Arc;
 
@@ -52,35 +54,35 @@ pub use desk::{Desk, Parts};
 use journal::News;
 use wanted::{Service, Wanted};
 
-/// Messages that wait for the desk.
+/// Requests that wait for the desk at most.
 const INBOX: usize = 256;
 
-/// Why the desk does not do what it is asked.
+/// Reason why the desk refuses a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The outcome is unknown, or cannot be had now.
+    /// The outcome is unknown, or the request is not possible now.
     #[error("{0}")]
     Unavailable(String),
-    /// It contradicts what there is.
+    /// The request contradicts the existing load balancer.
     #[error("{0}")]
     Contradiction(String),
-    /// The cluster has as many as it may.
+    /// The cluster has reached its limit.
     #[error("{0}")]
     Exhausted(String),
-    /// There are no load balancers to be had here, and what to do about it.
+    /// Load balancers are not available on this host; the message says what to do about it.
     #[error("{0}")]
     Nothing(String),
-    /// The VM may not ask for it.
+    /// The VM has no permission.
     #[error("{0}")]
     Denied(String),
-    /// There is no such thing.
+    /// The named object does not exist.
     #[error("{0}")]
     NotFound(String),
 }
 
 type Reply<T> = oneshot::Sender<T>;
 
-/// What the desk is asked.
+/// Request to the desk, with the channel for its reply.
 #[derive(Debug)]
 enum Request {
     Ensure(Asker, Service, Box<Wanted>, Reply<Result<v1::LoadBalancer, Problem>>),
@@ -98,7 +100,7 @@ enum Request {
     Remove(String, String, Reply<Result<(), Problem>>),
 }
 
-/// Who asks: both are those of the VM that was dialled.
+/// Guest that sends a request. Its name and cluster come from the connection to its VM, not from the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Asker {
     vm: String,
@@ -106,35 +108,35 @@ struct Asker {
     cluster: String,
 }
 
-/// Answer about a VM that is asked about by its identifier.
+/// Answer to the question whether a VM exists.
 #[derive(Debug)]
 enum Found {
-    /// There is one.
+    /// The VM exists.
     There(Box<v1::Instance>),
-    /// It is proved that there is none any more.
+    /// The VM is proved not to exist any longer.
     #[cfg(feature = "kubevirt")]
     Gone,
-    /// It cannot be said, and why.
+    /// It cannot be determined whether the VM exists, for this reason.
     Unknown(String),
 }
 
-/// What a long poll gets: news, or where it hears of some.
+/// Answer to a long poll: news, or a channel that reports when there is some.
 #[derive(Debug)]
 enum Poll<V> {
     News(News<V>),
     Wait(watch::Receiver<u64>),
 }
 
-/// Asks the desk.
+/// Sends requests to the desk, or to the registry in `remote`.
 #[derive(Debug, Clone)]
 pub struct Handle {
     requests: mpsc::Sender<Request>,
-    /// Long polls that are under way.
+    /// Long polls that are under way, which are limited for each VM.
     polls: service::Polls,
 }
 
 impl Handle {
-    /// Asks whoever answers these requests.
+    /// Creates a handle that sends to the receiver of these requests.
     fn new(requests: mpsc::Sender<Request>) -> Self {
         Self { requests, polls: service::Polls::default() }
     }

@@ -1,4 +1,4 @@
-//! Looks who is at the addresses that guests tell, again and again: an address may become another's at any time.
+//! Looks up regularly which machine is at each address that guests report, since an address may move at any time.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,14 +11,14 @@ use super::reach::Neighbours;
 use crate::sys::blocking;
 use crate::sys::neighbours::{self, Seen};
 
-/// How often that is.
+/// Time between two looks.
 const LOOK: Duration = Duration::from_secs(1);
-/// And right after there are others, as long as some of them have not answered.
+/// Shorter time between looks right after the addresses have changed, until all of them have answered.
 const SOON: Duration = Duration::from_millis(50);
 const TIMES: u32 = 20;
 
-/// Looks at all that are `asked`, and tells what there is, until the future is dropped. Tells nothing of any where the kernel does not
-/// say it.
+/// Looks up all addresses in `asked` again and again, and reports what is found, until the future is dropped. If
+/// the kernel's neighbour table cannot be read, reports no address at all.
 pub async fn run(mut asked: watch::Receiver<BTreeSet<IpAddr>>, told: watch::Sender<Arc<Neighbours>>) {
     let (mut soon, mut is_said) = (TIMES, false);
     loop {

@@ -1,11 +1,11 @@
-//! What people are told of load balancers and pools, and do to them.
+//! Operations of people on load balancers and pools: list and remove.
 
 use tonic::Status;
 
 use super::{Handle, Request};
 use crate::wire::proto::v1;
 
-/// The load balancers of a cluster, or of all.
+/// Lists the load balancers of one cluster, or of all.
 ///
 /// # Errors
 /// When the program is ending.
@@ -18,7 +18,7 @@ pub async fn list(
     Ok(v1::ListClusterLoadBalancersResponse { load_balancers })
 }
 
-/// All pools, and what keeps load balancers from being made.
+/// Returns all pools, and the problems that keep load balancers from being created.
 ///
 /// # Errors
 /// When the program is ending.
@@ -26,10 +26,10 @@ pub async fn pools(desk: &Handle) -> Result<v1::ListAddressPoolsResponse, Status
     Ok(desk.ask(Request::AllPools).await?)
 }
 
-/// Gives back what a Service of a cluster has, by the word of a person.
+/// Releases the load balancer of a Service at the request of a person.
 ///
 /// # Errors
-/// If there is no such load balancer, others share its address, or it cannot be written down.
+/// If it does not exist, others share its address, or the change cannot be written.
 pub async fn remove(
     desk: &Handle,
     asked: v1::RemoveClusterLoadBalancerRequest,

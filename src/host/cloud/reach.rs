@@ -1,8 +1,9 @@
-//! Where the host reaches a VM, among the addresses that its guest tells. Pure.
+//! Decides at which of the addresses that its guest reports the host reaches a VM. Pure.
 //!
-//! A guest may tell anything, so an address counts only if the host sees the VM at it: its kernel's neighbour table, by which packets
-//! go, has one of the hardware addresses there that the settings name as the VM's (`vm.networks`). What is not seen is not
-//! forwarded to, so that neither the host itself, nor another VM, nor anybody else is reached by a lie.
+//! A guest may report anything, so an address counts only if the host sees the VM there: the kernel's neighbour
+//! table, which decides where packets go, must have one of the hardware addresses for it that the settings assign
+//! to the VM (`vm.networks`). Traffic is never forwarded to an unverified address, so a false report cannot
+//! redirect it to the host itself, to another VM, or to any other machine.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,24 +14,24 @@ use super::wanted::Family;
 use crate::addresses::Subnet;
 use crate::sys::neighbours::Seen;
 
-/// Addresses of one VM and family that are looked at: a guest that tells a thousand does not fill the host's neighbour table.
+/// Addresses of one VM and family that are looked up at most, so that a guest that reports a thousand addresses
+/// does not fill the host's neighbour table.
 const MOST: usize = 8;
 
-/// Who is at which address, as the host sees it.
+/// Neighbour of the host at each address.
 pub type Neighbours = BTreeMap<IpAddr, Seen>;
 
-/// What decides.
+/// Input of the decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Ground<'g> {
-    /// All of them.
+    /// Settings with all pools, not only those of one load balancer.
     pub settings: &'g Settings,
-    /// Who is where.
+    /// Latest result of looking up the candidates.
     pub neighbours: &'g Neighbours,
 }
 
 impl Ground<'_> {
-    /// The addresses that a VM might be reached at, for the host to look who is there; none of a VM whose hardware addresses are
-    /// not known.
+    /// Returns the addresses at which the host should look for a VM; none if its hardware addresses are unknown.
     pub fn candidates(&self, member: &Member) -> Vec<(IpAddr, Subnet)> {
         if member.hardware.is_empty() {
             return Vec::new();
@@ -38,7 +39,8 @@ impl Ground<'_> {
         self.told(member)
     }
 
-    /// The addresses that its guest tells and that are in some subnet that the host may forward to.
+    /// Returns the addresses that the guest reports and that are in a subnet to which some pool may forward; at most
+    /// `MOST` of each family.
     fn told(&self, member: &Member) -> Vec<(IpAddr, Subnet)> {
         let forward_to = |address: IpAddr| {
             let subnets = self.settings.pools.iter().flat_map(|pool| &pool.forward_to);
@@ -51,11 +53,11 @@ impl Ground<'_> {
         of(true).chain(of(false)).collect()
     }
 
-    /// Where the host reaches a VM for a load balancer whose addresses are of these families and pools: the first address of each
-    /// family that the VM is seen at.
+    /// Returns the addresses at which the host reaches a VM for a load balancer with these families and pools: for
+    /// each family, the first address at which the host sees the VM.
     ///
     /// # Errors
-    /// In words for its cluster, if there is none.
+    /// A message for the cluster, if there is no such address.
     pub fn reached(
         &self,
         member: &Member,
@@ -83,7 +85,7 @@ impl Ground<'_> {
         Ok(reached)
     }
 
-    /// That a VM has an address.
+    /// Checks that the host sees the VM at this address.
     fn check(&self, member: &Member, address: IpAddr) -> Result<(), String> {
         if self.settings.pools.iter().any(|pool| pool.has(address)) {
             return Err(format!("its address {address} is one of the host's for load balancers"));
@@ -103,8 +105,8 @@ impl Ground<'_> {
     }
 }
 
-/// An address with its subnet, if the host may forward to it from one of these pools. Whatever a guest says, its subnet is no larger
-/// than where its host forwards to.
+/// Returns an address with its subnet if one of these pools may forward to it. The subnet that a guest reports is
+/// replaced by the permitted one if it is larger.
 fn within((address, own): (IpAddr, Subnet), pools: &[&Pool]) -> Option<(IpAddr, Subnet)> {
     let subnets = pools.iter().flat_map(|pool| &pool.forward_to);
     let allowed = subnets.into_iter().find(|subnet| subnet.contains(address))?;
@@ -158,11 +160,11 @@ mod tests {
             let problem = reached(&member(&[address], &[MINE]), &[(plain, seen)]).unwrap_err();
             assert!(problem.contains(words), "{address}: {problem}");
         }
-        // The next one of several may be its own.
+        // If the first of several addresses belongs to another machine, a later one may be its own.
         let several = member(&["10.0.0.8/24", "10.0.0.7/24"], &[MINE]);
         let seen = [("10.0.0.8", at("52:54:00:00:00:02")), ("10.0.0.7", at(MINE))];
         assert_eq!(reached(&several, &seen).unwrap(), ["10.0.0.7"]);
-        // What its guest says of its hardware address proves nothing.
+        // The hardware address that the guest reports proves nothing.
         let unnamed = Member::of(&known(&vm("u"), &["10.0.0.7/24"], "n"), None).unwrap();
         assert!(reached(&unnamed, &both).unwrap_err().contains("vm.networks"));
     }

@@ -1,13 +1,13 @@
-//! What is kept of one load balancer, in a file of its own. Pure.
+//! Record of one load balancer, stored in a file of its own. Pure.
 //!
 //! ```text
-//!  (no record) ──asked for──▶ kept ──given back──▶ released ──pruned, or its address is another's──▶ (no record)
-//!                                                     └──asked for again by the same name, with another UID: a new record
+//!  (no record) ──requested──▶ kept ──released──▶ released ──pruned, or its address is another's──▶ (no record)
+//!                                                   └──requested again by the same name, with another UID: a new record
 //! ```
 //!
-//! A released one holds no address; it says which address the Service of that name had. `version` and `readers` are as those
-//! of volumes' records: a program that may use a record keeps the fields that it does not know, and one that may not keeps
-//! the record's addresses from everybody.
+//! A released record holds no address; it remembers which address the Service of that name had. `version` and
+//! `readers` work as in the records of volumes: a program that may use a record keeps the fields that it does not
+//! know, and one that may not use it allocates none of the record's addresses.
 
 use std::net::IpAddr;
 
@@ -17,70 +17,70 @@ use serde_json::{Map, Value};
 use super::wanted::{Service, Wanted};
 use crate::addresses;
 
-/// Which form the records have that this program writes, and the newest that it knows.
+/// Version of the record format that this program writes, and the newest that it can read.
 const VERSION: u32 = 1;
 
-/// How far a load balancer is.
+/// Stage in the life of a load balancer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
-    /// Its Service wants it.
+    /// Its Service uses it.
     Kept,
-    /// It was given back.
+    /// Its Service has released it; only its former addresses are remembered.
     Released,
 }
 
-/// An address that a load balancer has for itself.
+/// Address that belongs to a load balancer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// The address.
+    /// IPv4 or IPv6 address, unique among the kept records.
     pub address: IpAddr,
-    /// The pool that it was taken from.
+    /// Name of the pool that it was taken from.
     pub pool: String,
 }
 
-/// The record of a load balancer.
+/// Persistent state of a load balancer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    /// The first version whose programs may use it, if that is said.
+    /// First version whose programs may use the record; by default `version`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     readers: Option<u32>,
-    /// Unique on this host.
+    /// Identifier, unique on this host.
     pub id: String,
-    /// The cluster that has it.
+    /// Cluster of the Service.
     pub cluster: String,
-    /// Whose it is.
+    /// Service that the load balancer is for.
     pub service: Service,
-    /// How far it is.
+    /// Whether the load balancer is in use or released.
     pub stage: Stage,
-    /// Its own addresses, at most one of each family.
+    /// Addresses of its own, at most one of each family. Empty if it shares another's address, or uses DHCP.
     pub addresses: Vec<Held>,
-    /// What it has; none if it never had anything.
+    /// Configuration that is in force; `None` if there has never been one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub met: Option<Wanted>,
-    /// What was asked for last, if it does not have that.
+    /// Latest requested configuration, if it is not the one in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Wanted>,
-    /// When it was given back, in seconds since 1970.
+    /// Time of its release, in seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<u64>,
-    /// What a newer program keeps.
+    /// Fields of a newer version, which are kept as they are.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
-/// A record that cannot be used.
+/// Record that cannot be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Damaged {
-    /// Why.
+    /// Reason why the record cannot be used.
     pub problem: String,
-    /// The addresses that it holds, as far as that can be read; nothing if not even that can.
+    /// Addresses that it holds; `None` if they cannot all be read.
     pub addresses: Option<Vec<IpAddr>>,
 }
 
 impl Record {
-    /// Of a load balancer that has nothing yet.
+    /// Creates the record of a load balancer that has no address yet.
     pub fn new(id: String, cluster: String, service: Service) -> Self {
         Self {
             version: VERSION,
@@ -97,20 +97,21 @@ impl Record {
         }
     }
 
-    /// As it is kept.
+    /// Serialises the record for its file.
     ///
     /// # Errors
-    /// Never in fact: all of it can be written as JSON.
+    /// Never in practice: all fields can be written as JSON.
     pub fn encode(&self) -> serde_json::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec_pretty(self)?;
         bytes.push(b'\n');
         Ok(bytes)
     }
 
-    /// A record that was kept under a name.
+    /// Parses a record that was stored under the identifier `id`.
     ///
     /// # Errors
-    /// With what is wrong, if it is none, is another's, or one that only newer programs may use.
+    /// A description of the damage, if it is not a record, has another identifier, or may only be used by newer
+    /// programs.
     pub fn decode(id: &str, bytes: &[u8]) -> Result<Self, Damaged> {
         #[derive(Deserialize)]
         struct Form {
@@ -135,13 +136,13 @@ impl Record {
         Ok(record)
     }
 
-    /// Whether its Service wants it.
+    /// Reports whether its Service uses it, as opposed to having released it.
     pub fn is_kept(&self) -> bool {
         self.stage == Stage::Kept
     }
 }
 
-/// The addresses that a record holds whose other parts cannot be used; nothing if it may hold some that cannot be read.
+/// Reads only the addresses from a record that cannot be used otherwise. Returns `None` if some may be unreadable.
 fn held(bytes: &[u8]) -> Option<Vec<IpAddr>> {
     let found: Value = serde_json::from_slice(bytes).ok()?;
     if found.get("stage").and_then(Value::as_str) == Some("released") {

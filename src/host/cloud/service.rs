@@ -1,4 +1,5 @@
-//! `guestlet.v1.Cloud` for one guest: what it asks is checked and asked of the desk, and what that says becomes an answer.
+//! `guestlet.v1.Cloud` for one guest: validates its requests, sends them to the desk, and turns the results into
+//! answers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,23 +23,23 @@ use crate::wire::proto::v1;
 use crate::wire::proto::v1::cloud_server::{Cloud, CloudServer};
 use crate::wire::proto::v1::get_instance_response::Existence;
 
-/// Bytes of one request.
+/// Largest request in bytes.
 const MAX_REQUEST: usize = 64 * 1024;
-/// How long a long poll waits at most.
+/// Longest time that a long poll waits, in seconds.
 const LONGEST_WAIT: u32 = 20;
-/// Changes that come one after the other are told together.
+/// Time for which a poll waits for further changes, to report them together.
 const TOGETHER: Duration = Duration::from_millis(50);
-/// Long polls of a kind that a VM may have under way.
+/// Long polls of each kind that a VM may have under way.
 const MOST_POLLS: u32 = 2;
-/// Characters of the longest position, and of the longest identifier of a VM.
+/// Longest position, and longest identifier of a VM, in bytes.
 const LONGEST_POSITION: usize = 256;
 const LONGEST_UID: usize = 64;
 
-/// Long polls that are under way, by VM and kind.
+/// Number of long polls under way, by VM and kind.
 #[derive(Debug, Clone, Default)]
 pub struct Polls(Arc<Mutex<HashMap<(String, &'static str), u32>>>);
 
-/// One of them, until it is dropped.
+/// Long poll that counts until it is dropped.
 struct Polling {
     polls: Polls,
     key: (String, &'static str),
@@ -111,12 +112,12 @@ impl ForGuests for Handle {
     }
 
     async fn checked(&self, vm: &Vm, generation: u64, results: Vec<v1::HealthCheckResult>) {
-        // Without a desk the process is ending.
+        // Fails only if the desk has ended: then the process is ending.
         drop(self.requests.send(Request::Checked(Asker::of(vm), generation, results)).await);
     }
 }
 
-/// Answers one guest.
+/// Server of `guestlet.v1.Cloud` for one guest.
 #[derive(Debug, Clone)]
 struct Service {
     desk: Handle,
@@ -127,7 +128,7 @@ struct Service {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// What a guest asks for a cluster; one without a cluster asks for none.
+    /// Sends a request of the guest on behalf of its cluster; refuses it if the VM belongs to no cluster.
     async fn ask<T>(
         &self,
         request: impl FnOnce(Asker, Reply<Result<T, Problem>>) -> Request,
@@ -141,7 +142,7 @@ impl Service {
         Ok(self.desk.ask(|reply| request(asker, reply)).await??)
     }
 
-    /// The same for what changes the load balancer of a Service, and so is recorded.
+    /// Sends a request that changes a load balancer, and records it in the audit log.
     async fn change<T>(
         &self,
         verb: &'static Verb,
@@ -160,7 +161,7 @@ impl Service {
         outcome
     }
 
-    /// Waits for news, for as long as that may take.
+    /// Waits for news until the poll's timeout.
     async fn poll<V>(
         &self,
         kind: &'static str,

@@ -1,4 +1,4 @@
-//! What the settings say of load balancers, as this module uses it.
+//! Settings of load balancers in the form that this module uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,65 +7,65 @@ use std::time::Duration;
 use crate::access::Pattern;
 use crate::addresses::{Range, Subnet};
 
-/// Load balancers of a cluster for which nothing is said: no cluster takes all addresses of a host by mistake.
+/// Limit for a cluster without one in the settings, so that no cluster takes all addresses of a host by mistake.
 const USUAL_LOAD_BALANCERS: u32 = 1024;
 
-/// All of it.
+/// Settings of load balancers on this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The pools, in the order in which they are written.
+    /// Pools in the order of the settings.
     pub pools: Vec<Pool>,
-    /// What clusters may, by their names; one that is not named may do everything.
+    /// Policies by the names of clusters. A cluster that is not named has only the usual limit.
     pub clusters: BTreeMap<String, Policy>,
-    /// The networks of VMs: by their lasting identifiers, and by hardware addresses in lower case.
+    /// Networks of the VMs' interfaces, by lasting identifier and by hardware address in lower case.
     pub networks: BTreeMap<String, BTreeMap<String, String>>,
-    /// The names of the networks that each cluster's VMs are attached to.
+    /// Names of the networks that each cluster's VMs are attached to.
     pub of_clusters: BTreeMap<String, BTreeSet<String>>,
-    /// When what a cluster has is given back by itself, of which no VM exists any more; none: never.
+    /// Time after which the load balancers of a cluster without any VM are released; `None`: never.
     pub release_after: Option<Duration>,
 }
 
-/// Addresses that clusters get.
+/// Pool of addresses for load balancers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
-    /// Its name.
+    /// Name by which records and people refer to the pool.
     pub name: String,
-    /// Its addresses; no two of all pools overlap.
+    /// Address ranges of the pool, which overlap with no other range of any pool.
     pub ranges: Vec<Range>,
-    /// The network that they belong to, if that is said.
+    /// Network that the addresses belong to, if it is configured.
     pub network: Option<String>,
-    /// The clusters that may have them; none: all.
+    /// Patterns of the clusters that may use it; `None`: all.
     pub clusters: Option<Vec<Pattern>>,
-    /// The greatest is tried first.
+    /// Priority: pools with a greater number are tried first.
     pub priority: u32,
-    /// Where the host half may forward to; empty: it forwards nothing from these addresses.
+    /// Subnets to which the host half may forward; if empty, it forwards nothing from these addresses.
     pub forward_to: Vec<Subnet>,
-    /// The interface of the host that is to have its addresses while something is forwarded from them.
+    /// Interface of the host that gets the addresses from which something is forwarded.
     pub interface: Option<String>,
-    /// Ports that nothing is forwarded from.
+    /// Ports that are never forwarded.
     pub reserved_ports: Vec<u16>,
 }
 
-/// What one cluster may.
+/// Permissions and limits of one cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Most load balancers, if that is said.
+    /// Largest number of load balancers, if it is configured.
     pub load_balancers: Option<u32>,
-    /// Names of VMs that may ask for them; none: all.
+    /// Names of the VMs that may request load balancers; `None`: all.
     pub controllers: Option<Vec<String>>,
 }
 
 impl Settings {
-    /// Whether this VM may ask for load balancers of its cluster.
+    /// Reports whether this VM may request load balancers of its cluster.
     fn may_ask(&self, cluster: &str, vm: &str) -> bool {
         let names = self.clusters.get(cluster).and_then(|policy| policy.controllers.as_ref());
         names.is_none_or(|names| names.iter().any(|name| name == vm))
     }
 
-    /// That this VM may ask for load balancers of its cluster.
+    /// Checks that this VM may request load balancers of its cluster.
     ///
     /// # Errors
-    /// In words for its cluster, if it may not.
+    /// A message for the cluster, if it may not.
     pub fn check_asker(&self, cluster: &str, vm: &str) -> Result<(), String> {
         if self.may_ask(cluster, vm) {
             return Ok(());
@@ -74,10 +74,10 @@ impl Settings {
         Err(words.to_owned())
     }
 
-    /// That a cluster may have one more load balancer than these.
+    /// Checks that a cluster that already `has` so many load balancers may have another one.
     ///
     /// # Errors
-    /// In words for the cluster, if it may not.
+    /// A message for the cluster, if it may not.
     pub fn check_count(&self, cluster: &str, has: usize) -> Result<(), String> {
         let most = self.most(cluster);
         if has < most {
@@ -86,30 +86,30 @@ impl Settings {
         Err(format!("the cluster has {has} load balancers, and may have at most {most}"))
     }
 
-    /// How many load balancers a cluster may have.
+    /// Returns how many load balancers a cluster may have.
     fn most(&self, cluster: &str) -> usize {
         let most = self.clusters.get(cluster).and_then(|policy| policy.load_balancers);
         usize::try_from(most.unwrap_or(USUAL_LOAD_BALANCERS)).unwrap_or(usize::MAX)
     }
 
-    /// Whether VMs of the cluster are attached to a network.
+    /// Reports whether VMs of the cluster are attached to a network.
     pub fn has_network(&self, cluster: &str, network: &str) -> bool {
         self.of_clusters.get(cluster).is_some_and(|networks| networks.contains(network))
     }
 
-    /// The pool of this name.
+    /// Returns the pool of this name.
     pub fn pool(&self, name: &str) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.name == name)
     }
 
-    /// Whether anything is forwarded from any pool.
+    /// Reports whether the host half forwards from any pool.
     pub fn forwards(&self) -> bool {
         self.pools.iter().any(Pool::forwards)
     }
 
-    /// The pools that a load balancer of a cluster may have its address from, in the order in which they are tried: those whose
-    /// scope has the cluster, and of those the ones of the network that is asked for, or, if none is, of no network or of one
-    /// that the cluster's VMs are attached to.
+    /// Returns the pools from which a load balancer of a cluster may get its address, in the order in which they are
+    /// tried. They must admit the cluster. If a network is requested, they must be of that one; otherwise, of no
+    /// network or of one that the cluster's VMs are attached to.
     pub fn eligible(&self, cluster: &str, network: &str, forwarded: bool) -> Vec<&Pool> {
         let has_network = |pool: &Pool| match (&pool.network, network) {
             (None, "") => true,
@@ -130,17 +130,17 @@ impl Settings {
 }
 
 impl Pool {
-    /// Whether the host half forwards from its addresses. Nobody else announces those.
+    /// Reports whether the host half forwards from the addresses of this pool. Only the host announces such addresses.
     pub fn forwards(&self) -> bool {
         !self.forward_to.is_empty()
     }
 
-    /// Whether an address is one of its.
+    /// Reports whether an address belongs to this pool.
     pub fn has(&self, address: IpAddr) -> bool {
         self.ranges.iter().any(|range| range.contains(address))
     }
 
-    /// How many addresses it has of a family.
+    /// Returns the number of addresses of one family in this pool.
     pub fn size(&self, ipv4: bool) -> u128 {
         let of_family = self.ranges.iter().filter(|range| range.is_ipv4() == ipv4);
         of_family.fold(0, |sum, range| sum.saturating_add(range.len()))
@@ -151,7 +151,7 @@ impl Pool {
 pub(super) mod tests {
     use super::*;
 
-    /// A pool with these ranges, for all clusters.
+    /// Builds a pool with these ranges, for all clusters.
     pub fn pool(name: &str, ranges: &[&str]) -> Pool {
         Pool {
             name: name.into(),

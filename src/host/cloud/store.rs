@@ -1,16 +1,16 @@
-//! The directory of the records: one file for each load balancer. Blocks.
+//! Directory of the records, with one file for each load balancer. Blocks.
 //!
 //! ```text
 //! <state-dir>/.lock         held while a host half has the directory
 //! <state-dir>/<id>.json     a record; see `record`
-//! <state-dir>/<id>.json.new what was not finished
-//! <state-dir>/.forwarding   there while the kernel may have rules of this program: a line for each address that an interface may
-//!                           have from it, interface and address
+//! <state-dir>/<id>.json.new an unfinished record
+//! <state-dir>/.forwarding   present while the kernel may have rules of this program: a line for each address
+//!                           that an interface may have from it, with the interface and the address
 //! ```
 //!
-//! A record is replaced as a whole and synced before anybody is told what follows from it. So a run that is killed leaves
-//! each load balancer as it was or as it was to be, and no address is in two records: whoever takes one is written down
-//! after the one that had it was.
+//! A record is replaced as a whole and synced before anybody is notified of the result. So a run that is killed
+//! leaves each load balancer either as it was or as it was to become. No address is in two records: the record
+//! that gains an address is written after the record that lost it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,16 +24,16 @@ use super::forward::plan::Given;
 use super::record::{Damaged, Record};
 use crate::sys::directory::Directory;
 
-/// Bytes of the largest record: what is in it is bounded, but each byte may be escaped.
+/// Largest record in bytes. Its contents are bounded, but each byte may be escaped.
 const LONGEST_RECORD: u64 = 1 << 20;
 const LOCK: &str = ".lock";
 const MARK: &str = ".forwarding";
-/// Bytes of the longest note.
+/// Largest note in bytes.
 const LONGEST_MARK: u64 = 1 << 20;
 const SUFFIX: &str = ".json";
 const NEW: &str = ".json.new";
 
-/// The directory, which this process has taken for itself.
+/// Directory of the records, locked by this process.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
@@ -41,20 +41,20 @@ pub struct Store {
     _lock: Flock<File>,
 }
 
-/// What is in the directory.
+/// Contents of the directory.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// The records.
+    /// Records that this program can use.
     pub records: Vec<Record>,
-    /// Those that cannot be used, by their names.
+    /// Records that cannot be used, by the identifiers in their file names.
     pub damaged: BTreeMap<String, Damaged>,
 }
 
 impl Store {
-    /// Opens the directory for this process, and makes it if need be.
+    /// Opens and locks the directory, and creates it if necessary.
     ///
     /// # Errors
-    /// If it cannot be made, another process has it, or others may write to it.
+    /// If it cannot be created, another process has locked it, or others may write to it.
     pub fn open(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::DirBuilderExt as _;
 
@@ -74,12 +74,12 @@ impl Store {
         Ok(Self { path: path.to_owned(), directory, _lock: lock })
     }
 
-    /// Where a record is, for people.
+    /// Returns the path of a record, for messages to people.
     pub fn file(&self, id: &str) -> PathBuf {
         self.path.join(format!("{id}{SUFFIX}"))
     }
 
-    /// Reads all records, and removes what was not finished.
+    /// Reads all records, and removes unfinished ones.
     ///
     /// # Errors
     /// If the directory cannot be listed.
@@ -105,10 +105,10 @@ impl Store {
         Ok(loaded)
     }
 
-    /// Keeps a record, whatever happens from now on.
+    /// Writes a record durably.
     ///
     /// # Errors
-    /// If the system refuses: then what was kept before is kept, or this one.
+    /// If the system refuses. Either the earlier record or this one is then on the disk.
     pub fn keep(&self, record: &Record) -> io::Result<()> {
         let (name, new) = (format!("{}{SUFFIX}", record.id), format!("{}{NEW}", record.id));
         self.directory.prepare(&new, &record.encode()?)?;
@@ -125,16 +125,17 @@ impl Store {
         Ok(())
     }
 
-    /// Notes that the kernel may have rules of this program, and which addresses interfaces may have; or that there is nothing any more.
+    /// Notes that the kernel may have rules of this program, and which addresses interfaces may have from it. `None`
+    /// removes the note.
     ///
     /// # Errors
-    /// If the system refuses: then that is noted that was before.
+    /// If the system refuses. The earlier note then remains.
     pub fn mark(&self, forwards: Option<&Given>) -> io::Result<()> {
         if let Some(given) = forwards {
             let mut text = String::new();
             for (name, addresses) in given {
                 for address in addresses {
-                    // To a String that never fails.
+                    // Writing to a String never fails.
                     let _ = writeln!(text, "{name} {address}");
                 }
             }
@@ -147,7 +148,7 @@ impl Store {
         self.directory.sync()
     }
 
-    /// What was noted, if anything was.
+    /// Reads the note that `mark` wrote, if there is one.
     ///
     /// # Errors
     /// If the system refuses.
@@ -155,7 +156,7 @@ impl Store {
         let Some(bytes) = self.directory.read(MARK, LONGEST_MARK)? else { return Ok(None) };
         let text = String::from_utf8_lossy(&bytes);
         let mut given = Given::new();
-        // A line that cannot be read names nothing that could be taken away.
+        // An unreadable line names no address that could be removed.
         let lines = text.lines().filter_map(|line| line.split_once(' '));
         for (name, address) in lines.filter_map(|(name, text)| Some((name, text.parse().ok()?))) {
             given.entry(name.to_owned()).or_default().insert(address);

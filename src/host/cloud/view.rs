@@ -1,4 +1,4 @@
-//! A load balancer as others are told of it. Pure.
+//! A load balancer as it is reported to its cluster and to people. Pure.
 
 use super::book::Book;
 use super::health::Nodes;
@@ -9,24 +9,25 @@ use super::wanted::{Announcing, Family, Ipam, Wanted};
 use crate::wire::proto::v1;
 use crate::wire::proto::v1::load_balancer::State;
 
-/// What there is to be told.
+/// Input of a report on one load balancer.
 #[derive(Debug, Clone, Copy)]
 pub struct Told<'t> {
-    /// All load balancers.
+    /// Index of all load balancers, for the one whose address this one may share.
     pub book: &'t Book,
-    /// The settings.
+    /// Settings of the pools, for the network of its address.
     pub settings: &'t Settings,
-    /// Its record.
+    /// Record of the load balancer.
     pub record: &'t Record,
-    /// Its nodes.
+    /// Nodes that take its traffic, and those that fail.
     pub nodes: &'t Nodes,
-    /// Why it does not have what was asked for.
+    /// Reason why it does not have what was requested, if so.
     pub failure: Option<&'t Failure>,
-    /// Its rules are to be put in force yet.
+    /// True while its rules are not in force yet.
     pub is_awaited: bool,
 }
 
-/// What people are told of a load balancer that has changed, if they are: not of its nodes.
+/// Returns the event for people if the state, the reason or the addresses of a load balancer have changed. Changes
+/// of its nodes are not reported.
 pub fn event(
     cluster: &str,
     before: Option<&v1::LoadBalancer>,
@@ -55,7 +56,7 @@ pub fn event(
     })
 }
 
-/// The families of the addresses that a load balancer has.
+/// Returns the families of the addresses that a load balancer has.
 pub fn families(book: &Book, record: &Record) -> Vec<Family> {
     let of = book.shared_by(record).unwrap_or(record);
     let held = |family: &Family| of.addresses.iter().any(|held| Family::of(held.address) == *family);
@@ -67,7 +68,7 @@ pub fn families(book: &Book, record: &Record) -> Vec<Family> {
 }
 
 impl Told<'_> {
-    /// As its cluster is told of it.
+    /// Builds the description that is sent to its cluster.
     pub fn message(self) -> v1::LoadBalancer {
         let Record { id, service, met, asked, .. } = self.record;
         let shown: Option<&Wanted> = met.as_ref().or(asked.as_ref());
@@ -108,7 +109,7 @@ impl Told<'_> {
         told
     }
 
-    /// The network that is asked for, or that of its pool.
+    /// Returns the requested network or, if none is requested, that of its pool.
     fn network(self, shown: Option<&Wanted>) -> String {
         let asked = shown.map(|wanted| wanted.network.clone()).unwrap_or_default();
         let of = self.book.shared_by(self.record).unwrap_or(self.record);
@@ -119,7 +120,7 @@ impl Told<'_> {
         }
     }
 
-    /// Its addresses, in the order in which it wants their families.
+    /// Returns its addresses, in its preferred order of families. An address by DHCP is reported as `0.0.0.0` or `::`.
     fn addresses(self) -> Vec<v1::LoadBalancerAddress> {
         let Some(met) = &self.record.met else { return Vec::new() };
         let of = self.book.shared_by(self.record).unwrap_or(self.record);

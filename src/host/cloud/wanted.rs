@@ -1,5 +1,5 @@
-//! What a cluster wants of one Service's load balancer: read from a request, and checked. Pure. What contradicts itself is
-//! refused here; whether it can be had is decided in `meet`.
+//! Configuration that a cluster requests for the load balancer of one Service: parsed from a request, and
+//! validated. Pure. Contradictory requests are refused here; `meet` decides whether a valid one can be satisfied.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,67 +9,68 @@ use serde::{Deserialize, Serialize};
 use crate::addresses::{self, Subnet};
 use crate::wire::proto::v1;
 
-/// Bytes of the longest name of a Service or a namespace.
+/// Longest name of a Service or a namespace, in bytes.
 const LONGEST_NAME: usize = 63;
-/// Bytes of the longest UID.
+/// Longest UID in bytes.
 const LONGEST_UID: usize = 64;
-/// Bytes of the longest name of a network.
+/// Longest name of a network, in bytes.
 const LONGEST_NETWORK: usize = 253;
 const MOST_PORTS: usize = 128;
-/// Below it are the ports of what a node, or any other machine, serves by itself: nothing is forwarded to those.
+/// Lowest port of a node that the host forwards to: lower ports belong to the services of the node or machine
+/// itself.
 pub const LOWEST_NODE_PORT: u16 = 1024;
 const MOST_BACKENDS: usize = 1024;
 const MOST_SOURCES: usize = 64;
-/// Seconds: a day.
+/// Longest session affinity in seconds: one day.
 const LONGEST_AFFINITY: u32 = 86_400;
-/// Greatest thresholds, and seconds, of a health check.
+/// Greatest thresholds of a health check; below, its greatest times in seconds.
 const MOST_TRIES: u32 = 100;
 const LONGEST_PERIOD: u32 = 3600;
 
-/// A Service of a cluster.
+/// Reference to a Service of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Service {
-    /// Its namespace.
+    /// Namespace in the guest cluster.
     pub namespace: String,
-    /// Its name.
+    /// Name within the namespace.
     pub name: String,
-    /// Tells it from others of the same name.
+    /// UID, which distinguishes it from earlier Services of the same name.
     pub uid: String,
 }
 
-/// Where an address comes from.
+/// Source of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ipam {
-    /// From a pool.
+    /// Pool of addresses that the host administers.
     Pool,
-    /// Whoever announces it gets it by DHCP.
+    /// DHCP, by the program that announces the address.
     Dhcp,
 }
 
-/// Who makes an address reachable.
+/// Party that makes an address reachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Announcing {
     /// kube-vip in the cluster.
     KubeVip,
-    /// Somebody else in the cluster, or nobody.
+    /// Another program in the cluster, or none at all.
     None,
-    /// This host half.
+    /// This host half, which also forwards the traffic.
     Host,
 }
 
-/// A family of addresses.
+/// Address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
-    /// Version 4.
+    /// IPv4.
     Ipv4,
-    /// Version 6.
+    /// IPv6.
     Ipv6,
 }
 
-/// What is spoken at a port.
+/// Transport protocol of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "they say it all")]
@@ -79,64 +80,64 @@ pub enum Protocol {
     Sctp,
 }
 
-/// A port of a Service.
+/// Port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
-    /// Its name; may be empty.
+    /// Name of the port in the Service; may be empty.
     pub name: String,
-    /// What is spoken there.
+    /// Transport protocol. The same number with another protocol is another port.
     pub protocol: Protocol,
-    /// At the load balancer's address.
+    /// Port at the load balancer's address.
     pub port: u16,
-    /// At the nodes; 0 where there is none.
+    /// Port on the nodes; 0 if there is none.
     pub node_port: u16,
 }
 
-/// How nodes are checked.
+/// Health check that agents make on their nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// The node port that is tried.
+    /// Node port that is checked.
     pub node_port: u16,
-    /// Tries in a row until a node counts as healthy.
+    /// Successful attempts in a row after which a node counts as healthy.
     pub success_threshold: u32,
-    /// Tries in a row until it counts as failed.
+    /// Failed attempts in a row after which it counts as failed.
     pub failure_threshold: u32,
-    /// Seconds from one try to the next.
+    /// Seconds between two attempts.
     pub period_seconds: u32,
-    /// Seconds of one try.
+    /// Timeout of one attempt in seconds.
     pub timeout_seconds: u32,
 }
 
-/// What is wanted.
+/// Requested configuration of a load balancer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
-    /// Where the address comes from.
+    /// Source of the address; cannot change later.
     pub ipam: Ipam,
-    /// The network that it is to belong to; empty: any.
+    /// Network that the address must belong to; empty: any.
     pub network: String,
-    /// Addresses that are asked for, at most one of each family.
+    /// Requested addresses, at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// The families, the preferred one first.
+    /// Requested families, the preferred one first.
     pub families: Vec<Family>,
-    /// An address of each family, or none at all.
+    /// True if it needs an address of every family; otherwise some may be missing.
     pub all_families: bool,
-    /// The ports.
+    /// Ports of the Service; never empty.
     pub ports: Vec<Port>,
-    /// The Service whose address it shares.
+    /// Service whose address it shares.
     pub share: Option<Service>,
-    /// Who announces it.
+    /// Party that announces the address.
     pub announcing: Announcing,
-    /// How nodes are checked, if they are.
+    /// Health check of the nodes, if any.
     pub check: Option<Check>,
-    /// Only nodes with endpoints take its traffic.
+    /// True if only nodes with endpoints take its traffic.
     pub local: bool,
-    /// Where nodes say over HTTP whether they have endpoints; 0: nowhere.
+    /// Port at which nodes report over HTTP whether they have endpoints; 0: they do not.
     pub local_port: u16,
-    /// Lasting identifiers of the VMs that take its traffic; empty: all that are Nodes.
+    /// Lasting identifiers of the VMs that take its traffic; if empty, all VMs that are Nodes do.
     pub backends: Vec<String>,
-    /// Who may send to it, as subnets; empty: everybody.
+    /// Subnets of the clients that may send to it; if empty, all may.
     pub sources: Vec<String>,
-    /// For how many seconds one client stays with the same node.
+    /// Seconds for which a client stays with the same node; 0: not at all.
     pub affinity_seconds: u32,
 }
 
@@ -155,24 +156,24 @@ impl From<&Service> for v1::ServiceReference {
 }
 
 impl Family {
-    /// That of an address.
+    /// Returns the family of an address.
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
     }
 
-    /// Whether it is version 4.
+    /// Reports whether this is IPv4.
     pub fn is_ipv4(self) -> bool {
         self == Self::Ipv4
     }
 
-    /// As people write it.
+    /// Returns the name for people.
     pub fn name(self) -> &'static str {
         if self.is_ipv4() { "IPv4" } else { "IPv6" }
     }
 }
 
 impl Protocol {
-    /// As rules and people write it.
+    /// Returns the name in rules and messages, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -181,7 +182,7 @@ impl Protocol {
         }
     }
 
-    /// As packets of IP name it.
+    /// Returns the protocol number in IP headers.
     pub fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -191,10 +192,10 @@ impl Protocol {
     }
 }
 
-/// A Service that is named in a request; `what` is the field's name.
+/// Validates the Service that a request names; `what` is the name of the field.
 ///
 /// # Errors
-/// In words, if a part of it is not as it has to be.
+/// A message for people, if a part of it is missing or invalid.
 pub fn service(found: Option<v1::ServiceReference>, what: &str) -> Result<Service, String> {
     let service = service_of_before(found, what)?;
     if service.uid.is_empty() {
@@ -203,10 +204,10 @@ pub fn service(found: Option<v1::ServiceReference>, what: &str) -> Result<Servic
     Ok(service)
 }
 
-/// The same of one that a host half has told of, whose UID it may not know.
+/// Validates a reference that a host half has reported before. Unlike for [`service`], its UID may be empty.
 ///
 /// # Errors
-/// As those of [`service`].
+/// The errors of [`service`].
 pub fn service_of_before(found: Option<v1::ServiceReference>, what: &str) -> Result<Service, String> {
     let v1::ServiceReference { namespace, name, uid } = found.ok_or_else(|| format!("{what} is missing"))?;
     for (field, text) in [("namespace", &namespace), ("name", &name)] {
@@ -233,10 +234,10 @@ fn is_label(text: &str) -> bool {
 }
 
 impl Wanted {
-    /// Reads a request.
+    /// Parses and validates a request.
     ///
     /// # Errors
-    /// In words, if a field of it is not as it has to be.
+    /// A message for people, if a field is invalid.
     pub fn read(request: v1::EnsureLoadBalancerRequest) -> Result<(Service, Self), String> {
         let of = service(request.service.clone(), "service")?;
         let ipam = match request.ipam() {
@@ -302,7 +303,7 @@ impl Wanted {
         Ok((of, wanted))
     }
 
-    /// Whether a port is one of it.
+    /// Reports whether the load balancer has a port with this protocol and number.
     pub fn has_port(&self, other: &Port) -> bool {
         self.ports.iter().any(|port| (port.protocol, port.port) == (other.protocol, other.port))
     }
@@ -321,7 +322,7 @@ fn families(request: &v1::EnsureLoadBalancerRequest) -> Result<Vec<Family>, Stri
         }
         found.push(family);
     }
-    // The iterator above leaves out what it does not know.
+    // The iterator above skips unknown values.
     if found.is_empty() || found.len() != request.families.len() {
         return Err("families must have one or two entries".to_owned());
     }
@@ -351,7 +352,8 @@ fn port(found: u32, may_be_0: bool, what: &str) -> Result<u16, String> {
     }
 }
 
-/// That a port is one that the host forwards to, or asks at.
+/// Checks that the host may forward to, or probe, this port of a node: low ports belong to the node's own
+/// services.
 fn of_nodes(port: u16, what: &str) -> Result<(), String> {
     if port < LOWEST_NODE_PORT {
         return Err(format!(

@@ -1,5 +1,5 @@
-//! The serial consoles of VMs, for people: `guestlet.v1.Console` of the admin API. The hypervisor has them, and no agent is asked, so
-//! that they work while a guest boots, or hangs.
+//! Serial consoles of VMs: `guestlet.v1.Console` of the admin API. The hypervisor serves them and no agent is
+//! involved, so they work while a guest boots or hangs.
 //!
 //! ```text
 //! guestctl ◀─stream─▶ api, admitted ─▶ Desk: a seat for each VM ─▶ backend connects ─▶ relay ◀─▶ the hypervisor's console
@@ -7,10 +7,12 @@
 //!                                        └ by force: the other relay lets go first
 //! ```
 //!
-//! A console has one client at a time, as hypervisors let one in: the desk knows who that is. `relay` has its connection.
+//! A console has one client at a time, because hypervisors accept only one: the desk records who that is. `relay`
+//! owns the connection.
 //!
-//! What the guest writes is always read. If its client does not keep up, the oldest bytes go, and the client is told how many: a
-//! console that nobody reads must not stop a guest, whose kernel waits in the middle of a message until the port takes it.
+//! The output of the guest is always read. If the client does not keep up, the oldest bytes are dropped and the
+//! client gets their number. A console that nobody reads must not stop a guest: its kernel blocks in the middle of
+//! a message until the port accepts the rest.
 
 mod relay;
 mod ring;
@@ -40,15 +42,16 @@ use seat::{Refusal, Seats};
 
 /// Bytes of one message of a client.
 pub const MAX_REQUEST: usize = 64 << 10;
-/// How long a hypervisor may take, of which several things are asked.
+/// Timeout for opening a console, which takes several requests to the hypervisor.
 const OPENING: Duration = Duration::from_secs(30);
-/// Messages for a client that wait.
+/// Number of messages that are queued for a client.
 const QUEUE: usize = 4;
 
-/// What is said of a console to its client.
+/// Stream of messages to the client of a console.
 pub type Answers = ReceiverStream<Result<FromConsole, Status>>;
 
-/// Opens consoles, each for one client; clones share it. When the last is dropped, all consoles are closed.
+/// Desk that opens consoles, each for one client; clones share it. When the last is dropped, all consoles are
+/// closed.
 #[derive(Debug, Clone)]
 pub struct Desk(Arc<Inner>);
 
@@ -60,7 +63,7 @@ struct Inner {
     scope: Scope,
 }
 
-/// What a client says first.
+/// First message of a client, which opens a console.
 pub struct Opening(ConsoleRequest);
 
 impl Asked for Opening {
@@ -77,10 +80,10 @@ impl Asked for Opening {
     }
 }
 
-/// What a client says first, if that is what begins a call.
+/// Receives the first message of a client.
 ///
 /// # Errors
-/// If it is not, or does not come soon.
+/// If it is not `open`, or does not arrive in time.
 pub async fn opening(messages: &mut Streaming<ToConsole>) -> Result<Opening, Status> {
     let first = first(messages).await?;
     match first.and_then(|first| first.message) {
@@ -90,15 +93,15 @@ pub async fn opening(messages: &mut Streaming<ToConsole>) -> Result<Opening, Sta
 }
 
 impl Desk {
-    /// For the consoles that a backend has; what is done is recorded by `half`.
+    /// Creates the desk for the consoles of a backend; `half` has the audit log.
     pub fn new(consoles: Arc<dyn Consoles>, half: Arc<Half>) -> Self {
         Self(Arc::new(Inner { consoles, half, seats: Seats::default(), scope: Scope::new() }))
     }
 
-    /// Opens the console that an admitted client has asked for.
+    /// Opens the console for an admitted client.
     ///
     /// # Errors
-    /// If somebody else has it, or it cannot be opened; that is on record by then.
+    /// If another client has it, or it cannot be opened. The failure is already recorded then.
     pub async fn open(
         &self,
         fleet: &Handle,

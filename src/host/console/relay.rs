@@ -1,10 +1,10 @@
-//! One console and its client: a task that owns the connection with the hypervisor.
+//! Relay between one console and its client: a task that owns the connection to the hypervisor.
 //!
 //! ```text
-//!  open ──┬─ the hypervisor ends it ─────▶ told what is left of the output, then why
-//!         ├─ taken over, VM not known ───▶ lets go at once; told the same
-//!         ├─ the caller may no longer ───▶ lets go at once; PERMISSION_DENIED
-//!         └─ the client is gone ─────────▶ lets go
+//!  open ──┬─ closed by the hypervisor ──────▶ the client gets the remaining output, then the reason
+//!         ├─ taken over, VM not known ──────▶ releases the console at once; the client gets the same
+//!         ├─ caller no longer allowed ──────▶ releases the console at once; PERMISSION_DENIED
+//!         └─ client disconnected ───────────▶ releases the console
 //! ```
 
 use std::collections::VecDeque;
@@ -27,39 +27,39 @@ use crate::wire::proto::v1::from_console::Message as Told;
 use crate::wire::proto::v1::to_console::Message;
 use crate::wire::proto::v1::{ConsoleClosed, ConsoleOpened, FromConsole, ToConsole};
 
-/// How long a client may take to read what is left when its console is closed.
+/// Time for a client to read the remaining output after its console was closed.
 const FAREWELL: Duration = Duration::from_secs(30);
-/// Bytes of input that the hypervisor has not taken.
+/// Limit on the bytes of input that the hypervisor has not accepted yet.
 const MOST_INPUT: usize = 64 << 10;
-/// Messages with output that the client has not dealt with.
+/// Limit on the messages with output that the client has not acknowledged.
 const UNDER_WAY: u32 = 16;
 
-/// A console that is open, and its client.
+/// Open console, and its client.
 pub struct Relay {
-    /// The hypervisor's.
+    /// Connection to the hypervisor's console.
     pub console: Console,
-    /// What the client says.
+    /// Messages from the client.
     pub messages: Streaming<ToConsole>,
-    /// What it is told.
+    /// Messages to the client.
     pub answers: mpsc::Sender<Result<FromConsole, Status>>,
-    /// Its record.
+    /// Audit record of the connection; it gets the byte counts at the end.
     pub entry: Entry,
-    /// Completes when the caller may no longer have it.
+    /// Completes when the access rules no longer allow the caller this console.
     pub lost_sight: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// Why it is over.
+/// Reason why the relay ended.
 enum Over {
-    /// The hypervisor has ended it; what the system said, if it did.
+    /// The hypervisor closed the console; with the system error, if there was one.
     Ended(Option<io::Error>),
     Evicted(String),
     NotKnown,
     Denied,
-    /// The client is gone, or has broken the rules.
+    /// The client disconnected or violated the protocol.
     Left(Code),
 }
 
-/// Bytes that went through.
+/// Bytes transferred, for the audit record.
 #[derive(Default)]
 struct Counts {
     output: u64,
@@ -68,7 +68,7 @@ struct Counts {
 }
 
 impl Relay {
-    /// Until it is over, from whomever it was taken.
+    /// Relays until the console is closed or the client ends, and then tells the client why.
     pub async fn run(self, mut seat: Seat) {
         let Self { console, messages, answers, mut entry, lost_sight } = self;
         let Console { stream, place, mut gone, after } = console;
@@ -86,7 +86,7 @@ impl Relay {
         } else {
             Over::Left(Code::Cancelled)
         };
-        // The connection is closed by now: whoever comes next finds the console free.
+        // The connection is closed by now, so the next client finds the console free.
         drop(seat);
         let (code, last) = match over {
             Over::Left(code) => (code, None),
@@ -116,7 +116,7 @@ impl Relay {
                         return;
                     }
                 }
-                // It may have gone.
+                // The client may have disconnected.
                 let _ = answers.send(last).await;
             };
             let _ = tokio::time::timeout(FAREWELL, farewell).await;
@@ -124,7 +124,7 @@ impl Relay {
     }
 }
 
-/// Passes everything on in both directions.
+/// Passes data in both directions.
 async fn pass(
     stream: BoxStream,
     mut messages: Streaming<ToConsole>,
@@ -166,7 +166,7 @@ async fn pass(
             },
             message = messages.message() => match message {
                 Ok(Some(message)) => if let Err(words) = client.says(message) {
-                    // It may have gone.
+                    // The client may have disconnected.
                     let _ = answers.try_send(Err(Status::invalid_argument(words)));
                     return Over::Left(Code::InvalidArgument);
                 },
@@ -178,19 +178,19 @@ async fn pass(
     }
 }
 
-/// What is known of a client.
+/// State of a client.
 #[derive(Debug, Default)]
 struct Client {
-    /// What it has sent and the hypervisor has not taken yet.
+    /// Input that the hypervisor has not accepted yet.
     input: VecDeque<u8>,
-    /// It knows how much of its input was taken.
+    /// True if the client has been sent the current count of accepted input.
     is_told: bool,
-    /// Messages with output that it has not dealt with.
+    /// Messages with output that the client has not acknowledged.
     under_way: u32,
 }
 
 impl Client {
-    /// Takes a message, unless that breaks the rules; in words how.
+    /// Takes a message from the client. Fails with a description if it violates the protocol.
     fn says(&mut self, message: ToConsole) -> Result<(), &'static str> {
         match message.message {
             Some(Message::Input(bytes)) if bytes.is_empty() || bytes.len() > PART => {

@@ -1,30 +1,30 @@
-//! What a guest has written and its client has not been sent yet. Pure.
+//! Ring buffer for guest output that has not been sent to the client yet. Pure.
 
 use std::collections::VecDeque;
 
 /// Bytes of one message.
 pub const PART: usize = 16 << 10;
-/// Bytes that are kept: the oldest go when there are more.
+/// Bytes that are kept. Beyond that, the oldest are dropped.
 const KEPT: usize = 256 << 10;
 
-/// The bytes, and how many are missing before them.
+/// Kept output, and the number of bytes dropped before it.
 #[derive(Debug, Default)]
 pub struct Ring {
     bytes: VecDeque<u8>,
     lost: u64,
 }
 
-/// What comes next.
+/// Next item to send to the client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// So many bytes are missing.
+    /// Number of bytes that were dropped at this point.
     Lost(u64),
-    /// These.
+    /// Output, at most 16 KiB.
     Bytes(Vec<u8>),
 }
 
 impl Ring {
-    /// The guest has written these. How many bytes are lost by that.
+    /// Appends output of the guest. Returns how many bytes are dropped for it.
     pub fn push(&mut self, bytes: &[u8]) -> u64 {
         let more = (self.bytes.len() + bytes.len()).saturating_sub(KEPT);
         let oldest = more.min(self.bytes.len());
@@ -34,12 +34,12 @@ impl Ring {
         more as u64
     }
 
-    /// Whether nothing is to be sent.
+    /// Returns whether there is nothing to send: neither output nor a count of dropped bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty() && self.lost == 0
     }
 
-    /// Takes what comes next, if there is something.
+    /// Takes the next item to send, if there is one.
     pub fn next(&mut self) -> Option<Next> {
         if self.lost > 0 {
             return Some(Next::Lost(std::mem::take(&mut self.lost)));

@@ -1,8 +1,8 @@
-//! Who has the console of which VM: one client each, whom another may end by force.
+//! Seats at the consoles: each VM's console has one client, which another client may evict by force.
 //!
 //! ```text
 //!  free ──take──▶ taken ──dropped──▶ free
-//!                   │ take, by force: told ──▶ (its relay lets go) ──dropped──▶ free ──▶ taken by the other
+//!                   │ take, by force ──▶ notified (its relay lets go) ──dropped──▶ free ──▶ taken by the other
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,47 +14,47 @@ use tokio_util::sync::CancellationToken;
 
 use crate::host::caller::Caller;
 
-/// Consoles that are open at a time, and of them those that are not root's.
+/// Limits on the open consoles: of all users, and of users other than root.
 const MOST: usize = 32;
 const MOST_OF_OTHERS: usize = 24;
-/// How long a client that was ended by force may take to let go.
+/// Time for an evicted client to release the console.
 const LETTING_GO: Duration = Duration::from_secs(5);
-/// How often another may be quicker than the one who has ended it.
+/// Attempts to take a seat by force. An attempt fails if a third client takes the freed seat first.
 const TRIES: usize = 3;
 
-/// Why somebody gets no seat.
+/// Reason why a client gets no seat.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Refusal {
-    /// Somebody has it.
+    /// Another client has the console.
     #[error("the console is in use by {who}, for {} s; --force takes it over, and ends that client", since.as_secs())]
     InUse {
-        /// Who.
+        /// Caller that has it.
         who: String,
-        /// For how long.
+        /// Time since it took the console.
         since: Duration,
     },
-    /// Root has it.
+    /// Root has the console, and another user must not evict it.
     #[error("the console is in use by {who}, and only root may take it over from root")]
     OfRoot {
-        /// Who that is.
+        /// Caller that has it.
         who: String,
     },
-    /// There are as many consoles as there may be.
+    /// The limit of open consoles is reached.
     #[error("{0} consoles are open on this host, which is the limit; close one of them")]
     TooMany(usize),
-    /// Whoever was ended does not let go, or others are always quicker.
+    /// The evicted client does not release the console, or other clients are always faster.
     #[error("the client that has the console has not released it; try again")]
     Kept,
 }
 
-/// The seats of all VMs; clones share them.
+/// Seats of all VMs; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Seats(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
     taken: BTreeMap<String, Holder>,
-    /// How many there were.
+    /// Number of seats taken so far; the next seat gets the next number.
     number: u64,
 }
 
@@ -64,25 +64,25 @@ struct Holder {
     who: String,
     is_root: bool,
     since: SystemTime,
-    /// Who ends it.
+    /// Caller that evicts this holder; `None` until then.
     ended_by: watch::Sender<Option<String>>,
-    /// It has let go.
+    /// Cancelled once the holder has released the console.
     free: CancellationToken,
 }
 
-/// The console of a VM is somebody's until this is dropped.
+/// Seat at the console of a VM; dropping it frees the console.
 #[derive(Debug)]
 pub struct Seat {
     seats: Seats,
     name: String,
     number: u64,
     ended_by: watch::Receiver<Option<String>>,
-    /// Who had it before and was ended; empty if nobody did.
+    /// Caller that was evicted for this seat; empty if there was none.
     pub taken_from: String,
 }
 
 impl Seat {
-    /// Who ends it, once somebody does.
+    /// Completes with the caller that evicts this seat, once there is one.
     pub async fn ended_by(&mut self) -> String {
         match self.ended_by.wait_for(Option::is_some).await.map(|by| by.clone()) {
             Ok(Some(by)) => by,
@@ -104,10 +104,10 @@ impl Drop for Seat {
 }
 
 impl Seats {
-    /// The seat at the console of the VM of this name, for this caller, who has come at this time.
+    /// Takes the seat at the console of the VM with this name, for this caller, at this time.
     ///
     /// # Errors
-    /// If another has it, unless that is to be ended `by_force`, and lets go.
+    /// If another client has it, unless it is evicted `by_force` and releases the console in time.
     pub async fn take(
         &self,
         name: &str,
@@ -174,15 +174,15 @@ impl Seats {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A panic under the lock cannot leave the table half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What has come of one attempt to take a seat.
+/// Result of one attempt to take a seat.
 enum Attempt {
     Taken(Box<Seat>),
-    /// Its holder was told to let go.
+    /// The current holder was notified to release the console.
     Ended {
         who: String,
         free: CancellationToken,

@@ -1,4 +1,4 @@
-//! What nodes ask for their guests.
+//! Requests of nodes on behalf of their guests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,32 +24,32 @@ use crate::wire::proto::v1::{
     WatchChecksResponse,
 };
 
-/// Seconds for which a node waits for other health checks at most.
+/// Longest time in seconds that a node may wait for changed health checks.
 const LONGEST_WAIT: u32 = 60;
-/// How long the API server may take to say where a VM runs.
+/// Timeout of the API server for looking up where a VM runs.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Answers what nodes ask.
+/// Handler of the requests of nodes.
 pub struct Asked {
-    /// Says where VMs run.
+    /// Client of the API server, which knows where VMs run.
     pub client: kube::Client,
-    /// Answers what guests ask of volumes.
+    /// Handler of guests' calls about volumes.
     pub volumes: Arc<dyn Volumes>,
-    /// Answers what guests ask of their clusters.
+    /// Handler of guests' calls about their clusters.
     pub cloud: Arc<dyn Cloud>,
-    /// Says at snapshots what they are worth.
+    /// Annotates snapshots with their consistency.
     pub snapshots: Snapshots,
     /// This run of the host half.
     pub half: Arc<Half>,
-    /// What the settings say of VMs.
+    /// Settings of VMs.
     pub options: watch::Receiver<Options>,
 }
 
 impl Asked {
-    /// The answer to a call of a guest that a node hands on.
+    /// Answers a guest's call that a node has forwarded.
     ///
     /// # Errors
-    /// As the call, and if its VM does not run on that node, or that cannot be told.
+    /// The errors of the call; also if its VM does not run on that node, or if that cannot be determined.
     pub async fn answer(&self, node: &str, request: AskRequest) -> Result<Vec<u8>, Status> {
         let AskRequest { vm, method, request } = request;
         let vm = vm.ok_or_else(|| Status::invalid_argument("vm is missing"))?;
@@ -69,10 +69,11 @@ impl Asked {
         callback::response_message(answer).await.map(Vec::from)
     }
 
-    /// What the agents of a VM's cluster are to check, as soon as that is of another generation than the node knows.
+    /// Returns the health checks for the agents of a VM's cluster: as soon as their generation differs from the one
+    /// that the node has, and otherwise when the wait is over.
     ///
     /// # Errors
-    /// As of [`Asked::answer`], and if it is not known yet, or the VM has no cluster.
+    /// The errors of [`Asked::answer`]; also if the checks are not known yet, or the VM has no cluster.
     pub async fn checks(
         &self,
         node: &str,
@@ -89,16 +90,16 @@ impl Asked {
         let mut told = self.cloud.checks(&vm).await.ok_or_else(unknown)?;
         let wait = Duration::from_secs(wait_seconds.min(LONGEST_WAIT).into());
         let is_other = |checks: &Arc<Checks>| checks.generation != generation;
-        // What there is when the time is over is an answer as well.
+        // On timeout, the unchanged checks are a valid answer as well.
         drop(tokio::time::timeout(wait, told.wait_for(is_other)).await);
         let Checks { generation, report_seconds, targets } = Checks::clone(&told.borrow());
         Ok(WatchChecksResponse { generation, report_seconds, checks: targets })
     }
 
-    /// Says at the snapshots of a VM what they are worth by a receipt.
+    /// Annotates the snapshots of a VM with their consistency, according to a receipt.
     ///
     /// # Errors
-    /// As of [`Asked::answer`]; if the receipt is none, or not all could be done.
+    /// The errors of [`Asked::answer`]; also if the receipt is malformed, or not all snapshots could be annotated.
     pub async fn attach(
         &self,
         node: &str,
@@ -119,14 +120,14 @@ impl Asked {
         Ok(AttachReceiptResponse { attached: done.attached, pending: done.pending })
     }
 
-    /// A VM that runs on this node, and what is known of it: as the API server says now.
+    /// Looks up a VM that runs on this node, and what is known of it, in the API server.
     async fn on(&self, node: &str, vm: &RunningVirtualMachine) -> Result<(Instance, Arc<Facts>), Status> {
         let RunningVirtualMachine { namespace, name, uid } = vm;
         if !is_label(namespace) || !is_subdomain(name) {
             return Err(Status::invalid_argument("vm has no namespace, or no name"));
         }
         let read = Api::<Instance>::namespaced(self.client.clone(), namespace);
-        // What the API server says of itself, and of whom it lets in, is no guest's business.
+        // The error goes to the log only: guests must not learn details of the API server or of its access rules.
         let unknown = |why: String| {
             tracing::warn!(node, vm = %format_args!("{namespace}/{name}"), "cannot find out where a VM runs: {why}");
             let words = "the API of the host cluster cannot say now where this guest runs; repeat the call";
@@ -135,7 +136,7 @@ impl Asked {
         let found = tokio::time::timeout(DEADLINE, read.get_opt(name)).await;
         let late = |_| unknown("the API server does not answer".to_owned());
         let found = found.map_err(late)?.map_err(|error| unknown(text::chain(&error)))?;
-        // Its label says where KubeVirt looks for it; where it runs its status alone says.
+        // The label says where KubeVirt looks for the VM. Only the status says where it really runs.
         let runs_on = found.as_ref().and_then(|instance| instance.status.node_name.clone());
         let facts =
             found.as_ref().and_then(seen::facts).filter(|facts| runs_on.as_deref() == Some(&facts.node));

@@ -1,4 +1,4 @@
-//! The nodes that attend, and the agents of their guests.
+//! Nodes that are connected to the controller, and the agents of their guests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,12 +18,12 @@ use crate::wire::proto::v1::{
     ReleaseDiskOfGuestRequest, ReleaseDiskRequest, ReleaseDiskResponse, RunningVirtualMachine,
 };
 
-/// Calls of one guest that may be under way at a time, of the 64 of its node.
+/// Limit on the concurrent calls to one guest, of the 64 of its node.
 const CALLS_OF_A_GUEST: usize = 8;
 /// Bytes of one answer.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// The nodes that can be asked.
+/// Nodes that can be called; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Nodes(Arc<Mutex<Attending>>);
 
@@ -37,10 +37,10 @@ struct Attending {
 struct Node {
     number: u64,
     caller: Caller,
-    /// Of each VM that somebody is asked about, how many calls more may be under way: one whose guest does not answer must
-    /// not take the node from others.
+    /// Permits for further calls to each VM, by UID. They keep a guest that does not answer from using up all calls of
+    /// the node.
     places: BTreeMap<String, Arc<Semaphore>>,
-    /// Gone when another stream of the node takes the place of this one.
+    /// Dropped when another stream of the node replaces this one, which ends this one.
     _place: oneshot::Sender<()>,
 }
 
@@ -49,10 +49,10 @@ impl Nodes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A node attends by a stream of which these are its messages; returns those for it.
+    /// Registers a node by its stream: takes the node's messages, and returns those to the node.
     ///
     /// # Errors
-    /// If it does not begin as it should.
+    /// If the stream does not begin according to the protocol.
     pub(super) async fn attend(
         self,
         node: String,
@@ -73,7 +73,7 @@ impl Nodes {
         tracing::info!(node, "a node has connected");
         let seat = Seat { nodes: self, node, number };
         Ok(Opened::new(calls, async move {
-            // It only ends.
+            // Nothing is ever sent: the channel closes when another stream replaces this one.
             drop(replaced.await);
             Status::aborted(format!("the node {} has connected again", seat.node))
         }))
@@ -92,13 +92,13 @@ impl Reaches for Nodes {
             uid: instance.to_owned(),
         };
         let agent = OfNode { nodes: self.clone(), node: node.to_owned(), vm };
-        // Whether its agent can, and whether there is a session with it, the node says.
+        // The node reports whether there is a session and whether the agent is capable, so both are assumed here.
         let capabilities = Arc::new([CAPABILITY.to_owned()]);
         Reach::Session { agent: Agent::elsewhere(Arc::new(agent)), capabilities }
     }
 }
 
-/// A node attends until this is dropped.
+/// Registration of a node, which ends when this is dropped.
 struct Seat {
     nodes: Nodes,
     node: String,
@@ -115,7 +115,7 @@ impl Drop for Seat {
     }
 }
 
-/// An agent that is asked through its node.
+/// Agent that is called through its node.
 #[derive(Debug)]
 struct OfNode {
     nodes: Nodes,
@@ -124,7 +124,7 @@ struct OfNode {
 }
 
 impl OfNode {
-    /// For a call, and the place that it has.
+    /// Returns a client for one call, and the permit that the call holds.
     async fn client(&self) -> Result<(GuestsClient<Caller>, OwnedSemaphorePermit), Status> {
         let (caller, places) = self.way().ok_or_else(|| self.is_gone())?;
         let place = places.acquire_owned().await.map_err(|_| self.is_gone())?;
@@ -135,7 +135,7 @@ impl OfNode {
     fn way(&self) -> Option<(Caller, Arc<Semaphore>)> {
         let mut attending = self.nodes.attending();
         let node = attending.nodes.get_mut(&self.node)?;
-        // Those that nobody uses.
+        // Remove the entries of VMs that have no call in progress.
         node.places.retain(|_, places| {
             Arc::strong_count(places) > 1 || places.available_permits() < CALLS_OF_A_GUEST
         });

@@ -1,4 +1,4 @@
-//! Serves nodes: TLS, whose end each connection is, and `guestlet.v1.Controller` on it.
+//! Server for nodes: terminates the TLS of each connection, and serves `guestlet.v1.Controller` on it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,54 +29,55 @@ use crate::wire::proto::v1::{
     JoinResponse, WatchChecksRequest, WatchChecksResponse,
 };
 
-/// Connections at a time; a further one is closed at once.
+/// Limit on connections; further ones are closed at once.
 const MAX_CLIENTS: u32 = 4096;
-/// How long a handshake may take.
+/// Timeout of the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Bytes of one request: a guest's call, and what is around it.
+/// Limit on the bytes of one request: a guest's call, and the fields around it.
 const MAX_REQUEST: usize = 80 * 1024;
-/// A node has many guests, whose calls may take minutes.
+/// Limits on a node. It has many guests, whose calls may take minutes.
 const BOUNDS: Bounds = Bounds { open_calls: 256, ..Bounds::USUAL };
-/// Connections of one node at a time: when it connects anew, the one before may still be there.
+/// Limit on the connections of one node. When it reconnects, the previous connection may still be open.
 const CONNECTIONS_OF_A_NODE: u32 = 4;
 
-/// What one that has shown no certificate may: to join, and soon.
+/// Limits on a client that has shown no certificate: all it may do is join, and soon.
 const BOUNDS_OF_NOBODY: Bounds =
     Bounds { open_calls: 2, stream_window: 16 * 1024, connection_window: 32 * 1024, send_buffer: 16 * 1024 };
 const MAX_JOIN: usize = 24 * 1024;
 const TIME_TO_JOIN: Duration = Duration::from_secs(30);
-/// How many of them there may be at a time from one address, handshakes included: a pod has an address of its own.
+/// Limit of concurrent unauthenticated connections from one address, including handshakes. Each pod has its own
+/// address.
 const NOBODIES: u32 = 16;
-/// Tokens that the API server is asked about at a time.
+/// Limit on concurrent token reviews by the API server.
 const TOKENS: usize = 8;
 
-/// Who may join.
+/// Prerequisites for nodes to join.
 pub struct Joining {
-    /// Vouches for nodes.
+    /// Certificate authority that signs the certificates of nodes.
     pub ca: Arc<Ca>,
-    /// What their connections begin with.
+    /// TLS configuration of the listener.
     pub tls: Arc<ServerConfig>,
-    /// Says whose tokens are whose.
+    /// Client of the API server, which reviews tokens.
     pub client: kube::Client,
-    /// That of the nodes' pods.
+    /// Namespace of the nodes' pods.
     pub namespace: String,
 }
 
-/// What nodes are served.
+/// Service for the nodes of the host cluster.
 pub struct Server {
-    /// Who may join.
+    /// Prerequisites for joining.
     pub joining: Joining,
-    /// Answers what they ask for their guests.
+    /// Handler of the nodes' requests for their guests.
     pub asked: Asked,
-    /// Those that attend.
+    /// Nodes that are connected, through which agents can be called.
     pub nodes: Nodes,
 }
 
-/// Who is connected.
+/// Limits on the connected clients.
 #[derive(Debug)]
 struct Doors {
     tokens: Semaphore,
-    /// Connections of those that have shown who they are, and of those that have not.
+    /// Connections with a client certificate, and those without one.
     nodes: Seats<String>,
     nobodies: Seats<IpAddr>,
 }
@@ -107,14 +108,15 @@ pub async fn serve(listener: TcpListener, server: Server, shutdown: Cancellation
     }
 }
 
-/// Serves whoever is at the other end of a stream, for as long as it is vouched for.
+/// Serves a client until it disconnects, its certificate expires, or `shutdown`. A client without a certificate
+/// can only join.
 async fn connection(
     stream: TcpStream,
     server: Arc<Server>,
     doors: Arc<Doors>,
     shutdown: CancellationToken,
 ) -> Result<(), String> {
-    // Before it is known who it is, it is nobody.
+    // Until the client has shown a certificate, it counts as unauthenticated.
     let peer = stream.peer_addr().map_err(|error| error.to_string())?.ip().to_canonical();
     let nobody = doors.nobodies.take(peer);
     let nobody = nobody.ok_or_else(|| format!("too many unauthenticated connections of {peer}"))?;
@@ -147,10 +149,10 @@ async fn connection(
     }
 }
 
-/// What one connection is served.
+/// Service of one connection.
 #[derive(Clone)]
 struct OfNode {
-    /// Which node it is, by its certificate; none if it has shown none.
+    /// Name of the node, from its certificate; `None` if it has shown none.
     node: Option<String>,
     server: Arc<Server>,
     doors: Arc<Doors>,

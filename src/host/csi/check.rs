@@ -1,4 +1,4 @@
-//! Which requests make sense, whatever volumes there are. Pure.
+//! Validates requests as far as this is possible without looking at volumes. Pure.
 
 use std::collections::HashMap;
 
@@ -9,32 +9,32 @@ use crate::wire::proto::csi::volume_capability::access_mode::Mode;
 use crate::wire::proto::csi::volume_capability::{AccessType, MountVolume};
 use crate::wire::proto::csi::{Topology, TopologyRequirement, VolumeCapability};
 
-/// Bytes of the longest identifier, as CSI has it.
+/// Longest identifier in bytes, as CSI limits it.
 const LONGEST: usize = 128;
-/// Bytes of the longest name of a node, as CSI has it.
+/// Longest identifier of a node in bytes, as CSI limits it.
 const LONGEST_NODE: usize = 256;
-/// Bytes of all entries of one map together, as CSI has it; and of all mount options.
+/// Bytes of all entries of one map together, as CSI limits them; also of all mount options.
 const MAP: usize = 4096;
 /// Entries of one map, and mount options: an entry of two bytes takes a hundred in memory.
 const ENTRIES: usize = 128;
-/// What is said of block volumes for many nodes.
+/// Error for block volumes that are requested for many nodes.
 const ONLY_FILES: &str =
     "a block volume can be on one node at a time: for many nodes, ask for volumeMode Filesystem";
 
-/// Capabilities of one request.
+/// Capabilities in one request.
 const CAPABILITIES: usize = 64;
 
-/// The parameter that says of which storage class of the host a volume is.
+/// Parameter with the storage class of the host for a new volume.
 const CLASS: &str = "hostStorageClass";
-/// What the provisioner adds to the parameters.
+/// Prefix of the parameters that the external provisioner adds.
 const PROVISIONER: &str = "csi.storage.k8s.io/";
 
-/// What the parameters of a volume to be say.
+/// Parsed parameters of a new volume.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Of which class it is to be.
+    /// Requested storage class of the host, if any.
     pub class: Option<String>,
-    /// The claim that it is for; may be empty.
+    /// Namespace and name of the claim that it is for; may be empty.
     pub claim: String,
 }
 
@@ -50,7 +50,7 @@ fn text(what: &str, text: &str, most: usize) -> Result<(), Problem> {
     }
 }
 
-/// The identifier of a volume.
+/// Validates the identifier of a volume.
 ///
 /// # Errors
 /// If it is missing, or too long.
@@ -58,7 +58,7 @@ pub fn volume_id(id: &str) -> Result<(), Problem> {
     text("volume_id", id, LONGEST)
 }
 
-/// The identifier of a node.
+/// Validates the identifier of a node.
 ///
 /// # Errors
 /// If it is missing, or too long.
@@ -66,18 +66,18 @@ pub fn node_id(id: &str) -> Result<(), Problem> {
     text("node_id", id, LONGEST_NODE)
 }
 
-/// What must not be there.
+/// Refuses a field that this host does not support.
 ///
 /// # Errors
-/// If it is.
+/// If the field is set.
 pub fn without(what: &str, is_there: bool) -> Result<(), Problem> {
     if is_there { invalid(format!("{what} is not supported by this host")) } else { Ok(()) }
 }
 
-/// Whether a map is one that may be kept while a call waits.
+/// Checks that a map is small enough to be kept in memory while a call waits.
 ///
 /// # Errors
-/// If it is not.
+/// If it is too large.
 pub fn is_small(map: &HashMap<String, String>) -> Result<(), Problem> {
     let bytes = map.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
     if bytes > MAP || map.len() > ENTRIES {
@@ -89,10 +89,10 @@ pub fn is_small(map: &HashMap<String, String>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether there are any capabilities, and not too many.
+/// Checks that there are capabilities, and not too many.
 ///
 /// # Errors
-/// If not.
+/// If there are none or too many.
 pub fn present(capabilities: &[VolumeCapability]) -> Result<(), Problem> {
     match capabilities.len() {
         0 => invalid("volume_capabilities is missing"),
@@ -101,20 +101,20 @@ pub fn present(capabilities: &[VolumeCapability]) -> Result<(), Problem> {
     }
 }
 
-/// How many nodes are to have a volume at a time.
+/// Number of nodes that are to have a volume at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// One: it is a disk.
+    /// One node: the volume is a disk.
     Alone,
-    /// Many: it is a share.
+    /// Many nodes: the volume is a share.
     Shared,
 }
 
-/// What a volume is to be able to. One that many nodes are to have is shared, whatever else is asked for: a share serves one
-/// node as well.
+/// Combines the capabilities that a volume needs. If any of them is for many nodes, the volume is a share, which
+/// serves a single node as well.
 ///
 /// # Errors
-/// If no volume is, or nothing is said.
+/// If no volume can have them all, or none are given.
 pub fn capabilities(capabilities: &[VolumeCapability]) -> Result<Use, Problem> {
     present(capabilities)?;
     let mut all = Use::Alone;
@@ -129,10 +129,10 @@ pub fn capabilities(capabilities: &[VolumeCapability]) -> Result<Use, Problem> {
     Ok(all)
 }
 
-/// Whether a volume can be used as is asked for.
+/// Checks that a volume can be used as requested.
 ///
 /// # Errors
-/// If not, with what can be done.
+/// If it cannot, with advice.
 pub fn fits(volume: &Volume, asked: &VolumeCapability) -> Result<(), Problem> {
     match (&volume.sharers, capability(asked)?) {
         (Some(_), _) if is_block(asked) => invalid(ONLY_FILES),
@@ -145,15 +145,15 @@ pub fn fits(volume: &Volume, asked: &VolumeCapability) -> Result<(), Problem> {
     }
 }
 
-/// Whether many nodes may only read.
+/// Reports whether many nodes are to have the volume, but only for reading.
 pub fn is_read_only_share(capability: &VolumeCapability) -> bool {
     capability.access_mode.as_ref().is_some_and(|mode| mode.mode() == Mode::MultiNodeReaderOnly)
 }
 
-/// How a volume is to be used.
+/// Validates a capability, and returns whether it is for one node or many.
 ///
 /// # Errors
-/// If no volume can be.
+/// If no volume can be used like this.
 pub fn capability(capability: &VolumeCapability) -> Result<Use, Problem> {
     match &capability.access_type {
         None => return invalid("volume_capability: access_type is missing"),
@@ -184,22 +184,22 @@ pub fn capability(capability: &VolumeCapability) -> Result<Use, Problem> {
     }
 }
 
-/// Whether a volume is to be used as a block device.
+/// Reports whether a volume is to be used as a block device.
 pub fn is_block(capability: &VolumeCapability) -> bool {
     matches!(capability.access_type, Some(AccessType::Block(_)))
 }
 
-/// From where a volume that is made here can be reached, as the cluster is told: nowhere in particular where it does not
-/// ask, as it does not if its nodes have said nothing of where they are.
+/// Returns the topology of a new volume of this host. It is empty if the cluster requests none, which is the case
+/// if its nodes have reported none.
 ///
 /// # Errors
-/// If it is to be reached from other hosts only, or which one this is cannot be said.
+/// If the volume is requested on other hosts only, or the name of this host is unknown.
 pub fn placed(
     requirement: Option<&TopologyRequirement>,
     host: impl FnOnce() -> Result<String, Problem>,
 ) -> Result<Vec<Topology>, Problem> {
     let Some(TopologyRequirement { requisite, preferred }) = requirement else { return Ok(Vec::new()) };
-    // What is preferred is a part of what is requisite, if anything is.
+    // According to CSI, `preferred` is a subset of `requisite` if that is given.
     let wanted = if requisite.is_empty() { preferred } else { requisite };
     if wanted.is_empty() {
         return Ok(Vec::new());
@@ -217,12 +217,12 @@ pub fn placed(
     Ok(vec![Topology { segments: [(HOST.to_owned(), host)].into() }])
 }
 
-/// Whether nodes at that place are VMs of this host.
+/// Reports whether a topology means the VMs of this host.
 pub fn is_here(topology: &Topology, host: &str) -> bool {
     topology.segments.get(HOST).is_some_and(|named| named == host)
 }
 
-/// What the parameters of a volume to be say.
+/// Parses the parameters of a new volume.
 ///
 /// # Errors
 /// If one of them is unknown, or they are too long.

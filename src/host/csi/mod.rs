@@ -1,11 +1,11 @@
-//! `csi.v1.Controller` for the guests of this host: what they ask is checked and made a
-//! call of the [`Keeper`], and what that says becomes an answer.
+//! `csi.v1.Controller` for the guests of this host: validates each request, turns it into a call of the
+//! [`Keeper`], and turns the result into the answer.
 //!
-//! Which VM asks is known from the connection, and with it the cluster for which it acts; nothing in a message says it.
-//! `check` is where requests are refused that make no sense. To add a call: its arm here, and its capability.
+//! The connection tells which VM sends a request, and with it the cluster for which it acts; the messages do not.
+//! `check` refuses requests that are wrong in any state. To add a call: its method here, and its capability.
 //!
-//! A call may wait for minutes, and its request has room for much that nobody reads: what is needed is taken out first, and the
-//! request is gone before anything is waited for.
+//! A call may wait for minutes, and a request may contain much data that is never used. So the required fields are
+//! taken out first, and the request is dropped before anything is awaited.
 
 use std::collections::HashMap;
 
@@ -31,20 +31,20 @@ mod check;
 
 use check::Parameters;
 
-/// The key of the serial number by which a guest knows the disk.
+/// Key of the serial number by which a guest finds the disk.
 const SERIAL: &str = "guestlet.io/serial";
-/// The key of what the guest sees it on.
+/// Key of the bus on which the guest sees the disk.
 const BUS: &str = "guestlet.io/bus";
 
-/// The keys of where a share is served, and of how whoever serves it wants it to be mounted.
+/// Keys of the server and path of a share, and of the mount options that the server requires.
 const NFS_SERVER: &str = "guestlet.io/nfs-server";
 const NFS_PATH: &str = "guestlet.io/nfs-path";
 const NFS_OPTIONS: &str = "guestlet.io/nfs-options";
 
-/// The key, of what is said of a volume, by which an agent marks the question where a share is served that its node has.
+/// Key in the volume context by which an agent marks a request that only asks where a share of its node is served.
 const WHERE: &str = "guestlet.io/where";
 
-/// A volume that is wanted on a node.
+/// Validated request to publish a volume to a node.
 struct Publication {
     id: String,
     node: String,
@@ -52,7 +52,7 @@ struct Publication {
     read_only: bool,
 }
 
-/// Answers one guest.
+/// Server of `csi.v1.Controller` for one guest.
 #[derive(Debug, Clone)]
 struct Service {
     keeper: Keeper,
@@ -79,7 +79,7 @@ impl for_guests::Volumes for Keeper {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Service {
-    /// The host as the guest is told of it, and tells kubelet.
+    /// Returns the name of the host that the guest reports to kubelet.
     fn host(&self) -> Result<String, Problem> {
         let place = self.guest.place.borrow();
         let host = place.as_ref().map(|place| place.host.clone()).filter(|host| !host.is_empty());
@@ -92,14 +92,15 @@ impl Service {
         (Asker::Guest { vm, cluster, behalf: behalf.clone() }, behalf)
     }
 
-    /// Who may not ask learns nothing, not even what is wrong with a request.
+    /// Admits a call. A caller without permission gets no other error, not even about a wrong request.
     fn admit<T>(&self, request: Request<T>) -> Result<(Asker, T), Status> {
         let (asker, _) = self.asker();
         self.keeper.authorise(&asker).map_err(Problem::for_guest)?;
         Ok((asker, request.into_inner()))
     }
 
-    /// The same for a call that changes something, and so is recorded: with the node and the volume that it names.
+    /// Admits a call that changes something, and records it in the audit log with the node and the volume that it
+    /// names.
     fn begin<T>(
         &self,
         request: Request<T>,
@@ -119,25 +120,25 @@ impl Service {
 }
 
 impl Service {
-    /// Whether volumes of this host can be used so.
+    /// Reports whether volumes of this host can have these capabilities.
     fn may_be(&self, capabilities: &[csi::VolumeCapability]) -> bool {
         check::capabilities(capabilities)
             .is_ok_and(|used| used == check::Use::Alone || self.keeper.has_shares())
     }
 
-    /// The identifier of the volume that the guest's cluster calls so.
+    /// Returns the identifier of the volume that the guest's cluster knows by this handle.
     fn id(&self, handle: &str) -> Result<String, Problem> {
         check::volume_id(handle)?;
         Ok(self.keeper.id(&self.guest.vm.cluster, handle))
     }
 
-    /// A volume as its cluster knows it.
+    /// Describes a volume for its cluster.
     fn volume(&self, volume: &volumes::Volume) -> csi::Volume {
         let volume_id = self.keeper.handle(&volume.id);
         csi::Volume { capacity_bytes: bytes(volume.size), volume_id, ..csi::Volume::default() }
     }
 
-    /// What is wanted of a volume to be, and from where it can be reached.
+    /// Parses the request for a new volume, and returns its topology too.
     fn wanted(&self, request: csi::CreateVolumeRequest) -> Result<(Wanted, Vec<csi::Topology>), Problem> {
         let is_share = check::capabilities(&request.volume_capabilities)? == check::Use::Shared;
         check::without("volume_content_source", request.volume_content_source.is_some())?;
@@ -153,7 +154,7 @@ impl Service {
         Ok((Wanted { name: request.name, class, range, claim, is_share }, places))
     }
 
-    /// Which volume is wanted on which node, and how.
+    /// Parses the request to publish a volume to a node.
     fn publication(&self, request: csi::ControllerPublishVolumeRequest) -> Result<Publication, Problem> {
         let id = self.id(&request.volume_id)?;
         check::node_id(&request.node_id)?;
@@ -164,7 +165,7 @@ impl Service {
         Ok(Publication { id, node: request.node_id, capability, read_only })
     }
 
-    /// Which volume is to be how large, and whether it is used as a block device.
+    /// Parses the request to expand a volume: its identifier, the sizes, and whether it is used as a block device.
     fn growth(&self, request: &csi::ControllerExpandVolumeRequest) -> Result<(String, Range, bool), Problem> {
         let id = self.id(&request.volume_id)?;
         let missing = || Problem::new(Kind::Invalid, "capacity_range is missing");
@@ -176,7 +177,7 @@ impl Service {
         Ok((id, range, request.volume_capability.as_ref().is_some_and(check::is_block)))
     }
 
-    /// Answers where a share is served. Nothing is changed by it, and so nothing recorded.
+    /// Answers where a share is served. This changes nothing, so it is not recorded.
     async fn find_share(
         &self,
         request: Request<csi::ControllerPublishVolumeRequest>,
@@ -196,7 +197,7 @@ impl Service {
     }
 }
 
-/// The answer to a call that is recorded.
+/// Completes the audit record of a call, and returns the answer.
 fn ended<T>(entry: Entry, outcome: Result<T, Problem>) -> Answer<T> {
     entry.end(outcome.as_ref().err().map_or(Code::Ok, Problem::code));
     answer(outcome)
@@ -206,7 +207,7 @@ fn answer<T>(outcome: Result<T, Problem>) -> Answer<T> {
     outcome.map(Response::new).map_err(Problem::for_guest)
 }
 
-/// A size as CSI has it.
+/// Converts a size to the type that CSI uses.
 fn bytes(size: u64) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
@@ -216,7 +217,7 @@ fn nodes(volume: &volumes::Volume) -> Vec<String> {
     volume.published.iter().map(|published| published.node.clone()).chain(sharers).collect()
 }
 
-/// What the agent is told of a volume that its node was given.
+/// Returns the publish context, by which the agent finds the volume that its node was given.
 fn context(given: Given) -> Vec<(String, String)> {
     let pairs = match given {
         Given::Disk(Plugged { disk, bus }) => {
@@ -337,7 +338,7 @@ impl Controller for Service {
     ) -> Answer<csi::ValidateVolumeCapabilitiesResponse> {
         use csi::validate_volume_capabilities_response::Confirmed;
         let (asker, mut request) = self.admit(request)?;
-        // The rest is a part of the answer.
+        // The request is kept, since most of it is returned in the answer, but the secrets are not.
         request.secrets = HashMap::new();
         let validated = async {
             let id = self.id(&request.volume_id)?;
@@ -350,7 +351,7 @@ impl Controller for Service {
             check::without("mutable_parameters", !request.mutable_parameters.is_empty())?;
             check::parameters(&request.parameters).map(drop)
         };
-        // That it cannot be is an answer here, not an error.
+        // CSI wants unsupported capabilities reported in the answer, not as an error.
         match validated.await {
             Err(problem)
                 if problem.kind == Kind::Invalid
@@ -400,7 +401,7 @@ impl Controller for Service {
         let (asker, request) = self.admit(request)?;
         let parameters = check::parameters(&request.parameters);
         let can_be = request.volume_capabilities.is_empty() || self.may_be(&request.volume_capabilities);
-        // A provisioner that has been told of no topology asks for a place without segments.
+        // A provisioner that knows no topology sends one without segments.
         let place = request.accessible_topology.as_ref().filter(|place| !place.segments.is_empty());
         let is_here = match place {
             Some(place) if self.keeper.are_of_one_host() => {

@@ -1,7 +1,9 @@
-//! The agent's say about a disk of its guest: whether it sees one that was attached, and whether one may be taken away.
+//! Release of disks by guests: asks the agent whether it sees a disk that was attached, and whether a disk may be
+//! detached.
 //!
-//! An agent is asked if it has a session and the capability `disks`. One that cannot be asked says neither: a disk is
-//! then not taken away, unless that is forced. A guest that is off has no disks to be taken away from.
+//! An agent is asked if it has a session and the capability `disks`. If it cannot be asked, neither is known, and
+//! the disk is not detached unless that is forced. A guest that is off does not have to be asked, because it uses
+//! no disks.
 
 use std::time::Duration;
 
@@ -17,31 +19,31 @@ use super::super::text;
 use crate::wire::proto::v1::disk_selector::By;
 use crate::wire::proto::v1::{DiskSelector, FindDiskRequest, ReleaseDiskRequest};
 
-/// What an agent says that it can, if it finds and releases disks.
+/// Capability that an agent reports if it can find and release disks.
 pub(in crate::host) const CAPABILITY: &str = "disks";
-/// How long a guest may take to see a disk.
+/// Time for a guest to detect an attached disk.
 const SEEN: Duration = Duration::from_secs(10);
-/// How long an agent may take beyond what it waits for.
+/// Extra time for an agent to answer, on top of the wait that was requested of it.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long a release may take: what is buffered is written. An agent gives up before.
+/// Timeout of a release, in which buffered data is written to the disk. The agent has a shorter timeout.
 const RELEASE: Duration = Duration::from_secs(60);
-/// How long it may take where its outcome changes nothing.
+/// Timeout of a release whose outcome does not matter, because the detach is forced.
 const FORCED: Duration = Duration::from_secs(15);
-/// How long is waited for an agent that is not there.
+/// Time to wait for an agent without a session.
 pub(in crate::host) const MEETING: Duration = Duration::from_secs(10);
-/// After which time a guest that is busy with the disk is asked again.
+/// Interval at which a guest that is busy with the disk is asked again.
 const BUSY: Duration = Duration::from_millis(200);
 
-/// Why an agent cannot be asked, in words.
+/// Messages for an agent that cannot be asked.
 pub(in crate::host) const PAUSED: &str = "the VM is paused, so its guest cannot be asked; resume it first";
 pub(in crate::host) const NO_SESSION: &str = "there is no session with an agent in this guest";
 
-/// The same of one that lacks the capability.
+/// Returns the message for an agent that lacks the capability.
 pub(in crate::host) fn too_old() -> String {
     format!("the agent in this guest is too old: it lacks the capability {CAPABILITY:?}")
 }
 
-/// The agent of one VM, asked about disks.
+/// Agent of one VM, for requests about disks.
 #[derive(Debug)]
 pub struct Agent {
     fleet: Handle,
@@ -50,17 +52,17 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Of the VM with this name, on behalf of somebody, if not of the host half.
+    /// Creates the agent of the VM with this name, for calls on behalf of a caller, or of the host half itself.
     pub fn new(fleet: &Handle, vm: &str, behalf: Option<&Behalf>) -> Self {
         Self { fleet: fleet.clone(), vm: vm.to_owned(), behalf: behalf.cloned() }
     }
 
-    /// For calls, and whether another program has the session; or why there can be none.
+    /// Returns the agent's calls, and whether another program has the session; or the reason why it cannot be called.
     async fn calls(&self) -> Result<(Calls, bool), Unreleased> {
         let stopped = |error: super::super::fleet::Stopped| Unreleased::Unasked(error.to_string());
         let (agent, capabilities) = match self.fleet.caller(self.vm.clone()).await.map_err(stopped)? {
             Some(Reach::Session { agent, capabilities }) => (agent, capabilities),
-            // It is not that it cannot answer: it has the disk until it runs again.
+            // A paused guest counts as refusing, not as unreachable: it has the disk in use again as soon as it is resumed.
             Some(Reach::Paused) => {
                 return Err(Unreleased::Kept(PAUSED.to_owned()));
             }
@@ -84,7 +86,7 @@ impl Agent {
         }
     }
 
-    /// The guest's name for the disk, as soon as the guest has it; or why there is none.
+    /// Waits until the guest sees the disk, and returns the guest's name for it; or the reason why it does not see it.
     pub(in crate::host) async fn find(&self, disk: &Known) -> Result<String, String> {
         let (calls, is_elsewhere) = self.calls().await.map_err(Unreleased::words)?;
         let wait_milliseconds = u32::try_from(SEEN.as_millis()).unwrap_or(u32::MAX);
@@ -97,8 +99,8 @@ impl Agent {
         }
     }
 
-    /// Has the guest release the disk. While something is being done to it there, such as a release that was asked for
-    /// before this program was started, that is waited for.
+    /// Asks the guest to release the disk. If the guest is busy with the disk, for example because of a release
+    /// requested before this program was started, the request is repeated.
     async fn release(&self, disk: &Known, patience: Duration) -> Result<(), Unreleased> {
         let begun = Instant::now();
         let end = begun + patience;
@@ -129,15 +131,15 @@ fn selector(disk: &Known) -> DiskSelector {
     DiskSelector { by: Some(by) }
 }
 
-/// Why a guest has not released a disk, in words.
+/// Reason why a guest has not released a disk, with its message.
 enum Unreleased {
-    /// Its agent says that it keeps it.
+    /// The agent refuses to release it.
     Kept(String),
-    /// Something is being done to it.
+    /// The agent is busy with the disk.
     Busy(String),
-    /// Its agent was not asked, or has not answered, or cannot do it.
+    /// The agent was not asked, has not answered, or lacks the capability.
     Unasked(String),
-    /// It is not known what of these, for whoever has the session cannot be asked.
+    /// Unknown which of these applies, because the program that has the session cannot be reached.
     Untold(String),
 }
 
@@ -149,8 +151,9 @@ impl Unreleased {
     }
 }
 
-/// The answer, or in words why there is none. Where another program has the session (`is_elsewhere`), only that says that the
-/// agent cannot be asked ([`Code::NotFound`]); to hear nothing of that program says nothing of the guest.
+/// Returns the answer, or the reason why there is none. If another program has the session (`is_elsewhere`), only
+/// [`Code::NotFound`] from it means that the agent cannot be asked. No answer from that program says nothing about
+/// the guest.
 async fn within<T>(
     patience: Duration,
     is_elsewhere: bool,
@@ -178,7 +181,8 @@ async fn within<T>(
     }
 }
 
-/// What a detach tells the guest; and where it says why the guest did not release the disk, if that was `force`d.
+/// Returns the guest's side of a detach, and a channel that receives the reason why the guest did not release the
+/// disk if the detach was forced (`force`) against it.
 pub(in crate::host) fn side(agent: Agent, force: bool) -> (Box<dyn GuestSide>, oneshot::Receiver<String>) {
     let (forced, told) = oneshot::channel();
     if force {
@@ -220,7 +224,7 @@ impl GuestSide for Agent {
     }
 }
 
-/// Takes it away whatever the agent says.
+/// Guest's side of a forced detach, which does not depend on the agent's answer.
 struct Forced {
     agent: Agent,
     told: std::sync::Mutex<Option<oneshot::Sender<String>>>,
@@ -233,7 +237,7 @@ impl GuestSide for Forced {
             let (vm, serial, why) = (&self.agent.vm, disk.text(), why.words());
             tracing::warn!(vm, serial, why, "a disk is detached by force");
             let told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-            // Who asked may have gone.
+            // The caller may have stopped waiting.
             drop(told.map(|told| told.send(why)));
         }
         Ok(())
@@ -248,13 +252,14 @@ impl GuestSide for Forced {
     }
 }
 
-/// As a detach that asks the guest, but one that cannot be asked, or does not answer, loses the disk: without its agent nothing
-/// there uses it. That is not so of one that another program has plugged, which stays.
+/// Returns the guest's side of a detach that detaches the disk as well if the agent cannot be asked or does not
+/// answer: without its agent, nothing in the guest uses the disk. The exception is a disk that another program has
+/// attached, which then stays attached.
 pub(in crate::host) fn bounded(agent: Agent) -> Box<dyn GuestSide> {
     Box::new(Bounded { agent })
 }
 
-/// For a guest that is off, and uses no disk any more.
+/// Returns the guest's side of a detach for a guest that is off, and so uses no disk.
 pub(in crate::host) fn nobody() -> Box<dyn GuestSide> {
     Box::new(Nobody)
 }
@@ -275,7 +280,7 @@ struct Bounded {
 }
 
 impl Bounded {
-    /// Waits for a session with the agent, but not for long: it may just be starting.
+    /// Waits briefly for a session with the agent, which may just be starting.
     async fn meet(&self) {
         drop(self.agent.fleet.meet(&self.agent.vm, MEETING).await);
     }
@@ -288,7 +293,8 @@ impl GuestSide for Bounded {
         let begun = Instant::now();
         self.meet().await;
         if disk.is_adopted {
-            // One that it does not know by this may be in use there all the same. One that it has released it finds again.
+            // The guest may use such a disk without knowing it by this name. A disk that it has already released is found
+            // again.
             self.agent.find(disk).await.map_err(|why| {
                 DiskError::NotReleased(format!(
                     "the guest does not say that it has the disk {serial:?}: {why}; a program other than \
@@ -298,12 +304,12 @@ impl GuestSide for Bounded {
             })?;
         }
         let mut released = self.agent.release(disk, RELEASE).await;
-        // An agent that was started again meanwhile is asked again; one that hangs is not.
+        // An agent that was restarted meanwhile is asked again; one that hangs is not.
         if matches!(released, Err(Unreleased::Unasked(_))) && begun.elapsed() < RELEASE {
             self.meet().await;
             released = self.agent.release(disk, RELEASE).await;
         }
-        // Where the VM has just come to may not be known everywhere.
+        // After a migration, the new node of the VM may not be known everywhere yet.
         while matches!(released, Err(Unreleased::Untold(_))) && begun.elapsed() < MEETING {
             sleep(BUSY).await;
             released = self.agent.release(disk, RELEASE).await;

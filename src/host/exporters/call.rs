@@ -1,4 +1,4 @@
-//! One connection with an exporter in a guest: a call of `guestlet.v1.Forward` that carries it alone.
+//! Connection to one exporter in a guest: a call of `guestlet.v1.Forward` with this connection alone.
 
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -20,12 +20,12 @@ use crate::wire::proto::v1::from_target::Message as Told;
 use crate::wire::proto::v1::to_target::Message;
 use crate::wire::proto::v1::{ConnectTarget, FromTarget, OpenForward, RefusedBecause, ToTarget};
 
-/// Bytes that may come and wait to be read.
+/// Bytes that the guest may send before they are read.
 const WINDOW: usize = 256 << 10;
-/// The number of the connection.
+/// Number of the connection within the call.
 const NUMBER: u32 = 1;
 
-/// What is connected.
+/// Connection to an exporter in a guest.
 pub(super) struct Connection<'c> {
     pub fleet: &'c Handle,
     pub desks: &'c Desks,
@@ -33,7 +33,7 @@ pub(super) struct Connection<'c> {
     pub job: &'c Job,
 }
 
-/// What is said to the guest.
+/// Message to the guest.
 enum Saying {
     First(Message),
     Of(u32, Said),
@@ -72,10 +72,11 @@ impl From<Breach> for Failure {
 }
 
 impl Connection<'_> {
-    /// Connects, and does `work` over it.
+    /// Connects, and runs `work` on the connection.
     ///
     /// # Errors
-    /// If the guest cannot be reached, lets nobody reach this, or nothing answers there; if the connection is lost before `work` is done.
+    /// If the guest cannot be reached or does not allow this target, if nothing listens there, or if the connection is
+    /// lost before `work` is done.
     pub async fn with<T, W>(&self, work: impl FnOnce(UnixStream) -> W) -> Result<T, Failure>
     where
         W: Future<Output = T>,
@@ -95,7 +96,7 @@ impl Connection<'_> {
         let mut answers = begun?.into_inner();
         connected(&mut call, &mut answers).await?;
 
-        // The connection ends here at a socket, as at any other end of one.
+        // A socket pair ends the forwarded connection here, so that `work` can use an ordinary stream.
         let pair = UnixStream::pair();
         let (here, there) = pair
             .map_err(|error| Failure::new(Outcome::Unreachable, format!("cannot open a socket: {error}")))?;
@@ -113,7 +114,7 @@ impl Connection<'_> {
     }
 }
 
-/// Waits until the guest has made the connection.
+/// Waits until the guest has connected to the target.
 async fn connected(call: &mut Line, answers: &mut Streaming<FromTarget>) -> Result<(), Failure> {
     loop {
         match call.next(answers).await?.and_then(|answer| answer.message) {
@@ -131,7 +132,7 @@ async fn connected(call: &mut Line, answers: &mut Streaming<FromTarget>) -> Resu
     }
 }
 
-/// Reads what the guest says, until there is no more, and says why.
+/// Reads messages from the guest until the stream ends, and returns the reason.
 async fn read(call: &mut Line, answers: &mut Streaming<FromTarget>, link: &Link) -> Failure {
     loop {
         let taken = match call.next(answers).await.map(|answer| answer.and_then(|answer| answer.message)) {

@@ -1,9 +1,9 @@
-//! What exporters in guests answer, for Prometheus: fetched when that asks, over connections that guests allow (`grant.forward`), and
-//! handed on as theirs.
+//! Exporters in guests, for Prometheus: their metrics are fetched when Prometheus scrapes, over connections that
+//! guests allow (`grant.forward`), and returned as the exporter's own.
 //!
 //! ```text
-//! Prometheus ──/guests/VM/JOB/metrics──▶ a place ──▶ forward to the guest's exporter ──▶ HTTP ──▶ relabelled, with our label
-//!                                          late, too large, no metrics: 502, and nothing of what had come
+//! Prometheus ──/guests/VM/JOB/metrics──▶ permit ──▶ forward to the guest's exporter ──▶ HTTP ──▶ relabelled, with our label
+//!                                          late, too large, no metrics: 502, and nothing that was already received
 //! ```
 
 mod call;
@@ -23,34 +23,34 @@ use crate::metrics::relabel::relabel;
 use crate::transport::http1::{self, Fetch};
 use crate::wire::proto::v1::SessionState;
 
-/// Answers that are fetched at a time, each of which may be in memory twice; further ones wait, within their time.
+/// Limit on concurrent requests. Each answer may be in memory twice; further requests wait, within their timeout.
 const AT_A_TIME: usize = 8;
 
-/// One kind of exporter in guests.
+/// Kind of exporter in guests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// What Prometheus calls it.
+    /// Name of the job in Prometheus.
     pub name: String,
-    /// Where it listens in the guest, as its settings write it.
+    /// Address of the exporter in the guest, as written in the settings.
     pub target: String,
-    /// Where it has its metrics.
+    /// HTTP path of its metrics.
     pub path: String,
-    /// In which VMs.
+    /// Patterns for the names of the VMs that have this exporter.
     pub vms: Vec<Pattern>,
-    /// How often Prometheus is to ask, if it is not to do so as usual.
+    /// Scrape interval for Prometheus; `None` for its default.
     pub interval: Option<Duration>,
-    /// How long it may take.
+    /// Timeout of a request to the exporter.
     pub timeout: Duration,
-    /// Most bytes of an answer.
+    /// Limit on the bytes of an answer.
     pub max_bytes: usize,
-    /// Most samples of it.
+    /// Limit on the samples of an answer.
     pub max_series: usize,
 }
 
-/// All jobs.
+/// All jobs of the settings.
 pub type Jobs = Arc<[Job]>;
 
-/// Fetches; clones share the places.
+/// Exporters in guests; clones share the limit on requests.
 #[derive(Debug, Clone)]
 pub struct Exporters {
     fleet: Handle,
@@ -60,7 +60,7 @@ pub struct Exporters {
     places: Arc<Semaphore>,
 }
 
-/// Why there is no answer, in words for people, and how it is counted.
+/// Failure of a scrape: its message, and its outcome for the counters.
 #[derive(Debug)]
 pub struct Failure {
     outcome: Outcome,
@@ -73,18 +73,18 @@ impl Failure {
     }
 }
 
-/// What is found at a path.
+/// Result of a scrape.
 #[derive(Debug)]
 pub enum Found {
-    /// The answer, as it is handed on.
+    /// Metrics of the exporter, relabelled.
     Answer(String),
-    /// Why there is none.
+    /// Message for a scrape that failed.
     Failed(String),
-    /// There is no such VM, or job of it.
+    /// No such VM, or it has no such job.
     Nothing,
 }
 
-/// A target, as Prometheus discovers it over HTTP.
+/// Target of Prometheus' HTTP service discovery.
 #[derive(Debug, Serialize)]
 struct Discovered<'d> {
     targets: [&'d str; 1],
@@ -106,20 +106,20 @@ struct Labels<'d> {
 }
 
 impl Exporters {
-    /// Those of the guests of this fleet.
+    /// Creates the exporters of the guests of this fleet.
     pub fn new(fleet: Handle, desks: Desks, half: Arc<Half>, jobs: watch::Receiver<Jobs>) -> Self {
         Self { fleet, desks, half, jobs, places: Arc::new(Semaphore::new(AT_A_TIME)) }
     }
 
-    /// None: sessions with these guests are elsewhere.
+    /// Creates an instance without exporters, for a program that has no sessions with guests.
     pub fn none(fleet: &Handle, half: &Arc<Half>) -> Self {
         Self::new(fleet.clone(), Desks::default(), Arc::clone(half), watch::channel(Jobs::default()).1)
     }
 
-    /// What the exporter at `VM/JOB` answers now.
+    /// Scrapes the exporter at `VM/JOB`.
     ///
     /// # Errors
-    /// When the fleet has ended.
+    /// If the fleet has stopped.
     pub async fn at(&self, place: &str) -> Result<Found, Stopped> {
         let Some((vm, job)) = place.rsplit_once('/') else { return Ok(Found::Nothing) };
         let job = self.jobs.borrow().iter().find(|one| one.name == job).cloned();
@@ -170,10 +170,11 @@ impl Exporters {
         relabel(text, vm, job.max_series).map_err(|error| wrong(error.to_string()))
     }
 
-    /// All exporters, each as a target of Prometheus at `address`: those of VMs that run and can be reached.
+    /// Lists all exporters of VMs that run and can be reached, as JSON for Prometheus' HTTP service discovery.
+    /// `address` is the target of all of them.
     ///
     /// # Errors
-    /// When the fleet has ended.
+    /// If the fleet has stopped.
     pub async fn discovery(&self, address: &str) -> Result<String, Stopped> {
         let known = self.fleet.list().await?;
         let jobs = Jobs::clone(&self.jobs.borrow());
@@ -199,7 +200,7 @@ impl Exporters {
                 all.push(Discovered { targets: [address], labels });
             }
         }
-        // Texts alone, which can always be written.
+        // Serialization cannot fail: the targets consist of strings only.
         Ok(serde_json::to_string(&all).unwrap_or_default())
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of one VM.
+//! State of one VM.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -22,35 +22,35 @@ use crate::supervise::Scope;
 use crate::trust::Fingerprint;
 use crate::wire::proto::v1::{self, CallbackState, PowerState, SessionState, virtual_machine_event::Kind};
 
-/// QEMU tells one reset twice, some 50 ms apart.
+/// Resets that follow within this time count as one: QEMU reports each reset twice, about 50 ms apart.
 const ONE_RESET: Duration = Duration::from_secs(1);
 
-/// One VM, and its session, which ends when this is dropped.
+/// State of one VM, and its session, which ends when this is dropped.
 pub(super) struct Entry {
     pub vm: Arc<Vm>,
-    /// What is told of it, without its state; shared with those who were told.
+    /// Public description, without the guest's state; shared with those who have asked for it.
     pub view: Arc<v1::VirtualMachine>,
-    /// What its events have made of it; shared likewise.
+    /// Guest's state, folded from its events; shared likewise.
     pub kept: Kept,
     pub history: History,
-    /// For calls of others while the conversation is open.
+    /// Channel for the calls of others while the session is open.
     pub channel: Option<Box<Channel>>,
-    /// What its agent said that it can.
+    /// Capabilities that its agent has reported.
     capabilities: Arc<[String]>,
     pub running: Running,
-    /// Where it runs, as its sessions tell its guest.
+    /// Place where it runs, which its sessions report to its guest.
     pub topology: watch::Sender<Told>,
-    /// What may be logged of it.
+    /// Limits how much is logged about it.
     pub lines: Lines,
-    /// Since when its session is as the view says.
+    /// Time since which its session has been in the state of the view.
     since: Instant,
-    /// When a reset was last told.
+    /// Time of the last reset that was reported.
     last_reset: Option<Instant>,
-    /// Nothing was heard of the guest since.
+    /// True if the guest has been silent since that reset.
     silent_since_reset: bool,
 }
 
-/// A session's task, which ends when this is dropped.
+/// Task of a session, which ends when this is dropped.
 pub(super) struct Running {
     pub session: u64,
     pub machine: watch::Sender<report::Machine>,
@@ -84,23 +84,23 @@ impl Entry {
         entry
     }
 
-    /// To change what is told of it: a copy, if somebody still reads what was told before.
+    /// Returns the public description for a change. Copies it first if an earlier reader still holds it.
     pub fn view(&mut self) -> &mut v1::VirtualMachine {
         Arc::make_mut(&mut self.view)
     }
 
-    /// What is known, shared.
+    /// Returns all that is known of the VM, without copying it.
     pub fn known(&self) -> Known {
         let (vm, view) = (Arc::clone(&self.vm), Arc::clone(&self.view));
         Known { vm, view, state: self.kept.state.clone(), since: self.since }
     }
 
-    /// Nothing that its guest has said.
+    /// Returns the VM and its power state, without anything that its guest has reported.
     pub fn machine(&self) -> Machine {
         Machine { vm: Arc::clone(&self.vm), power: self.view.power() }
     }
 
-    /// Whether its guest can be called.
+    /// Returns how its guest can be called, or why it cannot.
     pub fn reach(&self) -> Reach {
         if self.view.power() == PowerState::Paused {
             return Reach::Paused;
@@ -109,7 +109,7 @@ impl Entry {
         Reach::Session { agent: Agent::new(channel), capabilities: Arc::clone(&self.capabilities) }
     }
 
-    /// Says of the VM what may change while it stays the same one.
+    /// Updates those parts of the description that may change while the VM stays the same.
     pub fn describe(&mut self) {
         let view = Arc::make_mut(&mut self.view);
         self.vm.cluster.clone_into(&mut view.cluster);
@@ -137,7 +137,7 @@ impl Entry {
         view.lacks_vsock = false;
     }
 
-    /// The VM runs there.
+    /// Sets the place where the VM runs, and reports a change to its session.
     pub fn place(&mut self, topology: Arc<Topology>) {
         let standing = self.view().topology.get_or_insert_default();
         standing.wanted = Some(Topology::clone(&topology));
@@ -148,7 +148,7 @@ impl Entry {
         });
     }
 
-    /// What the guest made of that.
+    /// Takes in the guest's answer to its place.
     pub fn placed(&mut self, outcome: Outcome) {
         let standing = Arc::make_mut(&mut self.view).topology.get_or_insert_default();
         match outcome {
@@ -166,7 +166,7 @@ impl Entry {
         }
     }
 
-    /// The hypervisor tells a reset; whether it is another than the one before.
+    /// Takes in a reset that the hypervisor reports. Returns whether it is a new one.
     pub fn reset(&mut self, now: Instant) -> bool {
         let again = self.last_reset.is_some_and(|last| now.saturating_duration_since(last) < ONE_RESET);
         if again || self.silent_since_reset {
@@ -177,12 +177,12 @@ impl Entry {
         true
     }
 
-    /// There is a guest, good or bad, or the VM is another one: a reset from now on means something.
+    /// Notes that the guest shows signs of life, or that the VM has been replaced, so that the next reset counts.
     pub fn alive(&mut self) {
         self.silent_since_reset = false;
     }
 
-    /// What the guest speaks in its session.
+    /// Returns whether the guest's session is plain or secured.
     pub fn speech(&self) -> Speech {
         if self.channel.is_some() && self.view.guest_key.is_empty() { Speech::Plain } else { Speech::Secured }
     }

@@ -1,4 +1,4 @@
-//! How others ask the fleet.
+//! Handle by which other tasks send requests to the fleet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::super::metrics::Tally;
 use super::INBOX;
 use crate::wire::proto::v1::{self, PowerState, VirtualMachineEvent, virtual_machine_event};
 
-/// When it is looked again whether a guest can be called, if nothing is heard of it.
+/// Interval at which `meet` asks again whether a guest can be called, if no event arrives.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What can be asked; every answer goes to its sender.
+/// Request to the fleet, with the channel for its answer.
 pub(super) enum Request {
     List(oneshot::Sender<Vec<Known>>),
     Machines(oneshot::Sender<Vec<Machine>>),
@@ -34,33 +34,33 @@ pub(super) enum Request {
     Note(String, Box<virtual_machine_event::Kind>),
 }
 
-/// Which VM is meant.
+/// Way to identify a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
-    /// The one of this name.
+    /// VM with this name.
     Name(String),
-    /// The one with this UUID, in lower case.
+    /// VM with this UUID, in lower case.
     Uuid(String),
-    /// The one of a cluster that a node's identifier means: its UUID, or its name.
+    /// VM of a cluster that a node identifier means, which is its UUID or its name.
     Node {
-        /// Of the VM.
+        /// Cluster that the VM must belong to.
         cluster: String,
-        /// The identifier.
+        /// Node identifier: the UUID or the name of the VM.
         node: String,
     },
 }
 
-/// The names of VMs by their UUIDs.
+/// Index of the names of VMs by their UUIDs.
 #[derive(Debug, Default)]
 pub(super) struct Names(pub(super) BTreeMap<String, String>);
 
 impl Names {
-    /// There is this VM.
+    /// Adds a VM.
     pub(super) fn add(&mut self, vm: &Vm) {
         self.0.insert(vm.ids.lasting.clone(), vm.name.clone());
     }
 
-    /// This VM is not there any more; another one may have its UUID already.
+    /// Removes a VM, unless another one has its UUID already.
     pub(super) fn remove(&mut self, vm: &Vm) {
         if self.0.get(&vm.ids.lasting) == Some(&vm.name) {
             self.0.remove(&vm.ids.lasting);
@@ -69,8 +69,8 @@ impl Names {
 }
 
 impl Identity {
-    /// The VM that is meant of these, which are by name. Every step of it is a look-up: guests cause it as often as they may
-    /// call.
+    /// Finds the VM among these, which are keyed by name. Each step is a look-up rather than a search, since guests
+    /// cause it as often as they may call.
     pub(super) fn find<'a, T>(
         &self,
         vms: &'a BTreeMap<String, T>,
@@ -90,69 +90,69 @@ impl Identity {
     }
 }
 
-/// A VM, as those need it who do something to it. It costs nothing to be given one, whatever its guest has said.
+/// VM with the state that operations on it need. It is cheap to return, whatever its guest has reported.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// As its backend names it.
+    /// Identity and settings, as the backend knows them.
     pub vm: Arc<Vm>,
-    /// The hypervisor's view.
+    /// Power state as the hypervisor reports it.
     pub power: PowerState,
 }
 
-/// All that is known of a VM, shared with the fleet: as it was when it was asked for.
+/// Snapshot of all that is known of a VM, shared with the fleet.
 #[derive(Debug, Clone)]
 pub struct Known {
-    /// As its backend names it.
+    /// Identity and settings, as the backend knows them.
     pub vm: Arc<Vm>,
-    /// Without its state.
+    /// Public description, without the guest's state.
     pub view: Arc<v1::VirtualMachine>,
-    /// What its events have made of it.
+    /// Guest's state, folded from its events; `None` before the first session.
     pub state: Option<Arc<v1::GuestState>>,
-    /// Since when its session is as the view says, by the monotonic clock.
+    /// Time since which its session has been in the state of the view, by the monotonic clock.
     pub since: Instant,
 }
 
 impl Known {
-    /// As it is told, with or without its state.
+    /// Builds the public message, with or without the guest's state.
     pub fn told(self, with_state: bool) -> v1::VirtualMachine {
         let state = self.state.filter(|_| with_state).map(Arc::unwrap_or_clone);
         v1::VirtualMachine { state: state.map(Box::new), ..Arc::unwrap_or_clone(self.view) }
     }
 }
 
-/// Whether a guest can be called.
+/// Way to call a guest, or the reason why that is impossible.
 #[derive(Debug, Clone)]
 pub enum Reach {
-    /// Through this.
+    /// The guest can be called through its session.
     Session {
-        /// For calls.
+        /// Client for calls.
         agent: Agent,
-        /// What its agent says that it can.
+        /// Capabilities that its agent has reported.
         capabilities: Arc<[String]>,
     },
     /// The VM is paused: a call would wait until it runs again.
     Paused,
-    /// There is no session now.
+    /// The guest has no session now.
     NoSession,
-    /// It cannot be told whether there is one: whoever would have it cannot be asked.
+    /// It is unknown whether there is a session, since the program that would have it cannot be reached.
     Untold,
 }
 
-/// Events of the past, and those from then on.
+/// Past events, and a receiver for those that follow.
 #[derive(Debug)]
 pub struct Watched {
-    /// In the order in which they happened.
+    /// Past events, in the order in which they happened.
     pub past: Vec<Arc<VirtualMachineEvent>>,
-    /// None is missing in between.
+    /// Later events. None is missing in between.
     pub coming: broadcast::Receiver<Arc<VirtualMachineEvent>>,
 }
 
-/// The fleet's task has ended.
+/// Error if the fleet's task has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("guestlet-host is stopping")]
 pub struct Stopped;
 
-/// Asks the fleet.
+/// Sends requests to the fleet.
 #[derive(Debug, Clone)]
 pub struct Handle {
     requests: mpsc::Sender<Request>,
@@ -167,23 +167,24 @@ impl std::fmt::Debug for Request {
 }
 
 impl Handle {
-    /// One, and where its requests come.
+    /// Creates a handle, and the receiver of its requests.
     pub(super) fn new(has_sessions: bool) -> (Self, mpsc::Receiver<Request>) {
         let (requests, inbox) = mpsc::channel(INBOX);
         (Self { requests, log: Arc::default(), has_sessions }, inbox)
     }
 
-    /// Whether sessions are this program's own: else a VM without one may have one elsewhere.
+    /// Reports whether this program has the sessions itself. If not, a VM without a session here may have one
+    /// elsewhere.
     pub fn has_sessions(&self) -> bool {
         self.has_sessions
     }
 
-    /// What may be logged of what guests do.
+    /// Returns the log of guests' actions, which limits how much each guest can cause.
     pub fn log(&self) -> &Log {
         &self.log
     }
 
-    /// What is known of all VMs, in the order of their names. For people: it walks over all of them.
+    /// Returns all that is known of all VMs, ordered by name. For people only, since it walks over all VMs.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -191,7 +192,7 @@ impl Handle {
         self.ask(Request::List).await
     }
 
-    /// All VMs, in the order of their names. Not for the call of a guest, which must not walk over all of them.
+    /// Returns all VMs, ordered by name. Not for calls of guests, which must not walk over all VMs.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -199,7 +200,7 @@ impl Handle {
         self.ask(Request::Machines).await
     }
 
-    /// One VM, if there is one: looked up, however many there are.
+    /// Finds one VM, if it exists. The cost does not depend on the number of VMs.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -207,7 +208,7 @@ impl Handle {
         self.ask(|reply| Request::Find(identity, reply)).await
     }
 
-    /// What is known of one VM, if it is known at all.
+    /// Returns all that is known of one VM, or `None` if it is unknown.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -215,8 +216,8 @@ impl Handle {
         self.ask(|reply| Request::Get(name, reply)).await
     }
 
-    /// Events of all VMs from now on, and those remembered `since` then; none if `name` is given and unknown.
-    /// Only those of the past are filtered by `name`.
+    /// Subscribes to the events of all VMs from now on, and returns those since `since` that are remembered. Returns
+    /// `None` if `name` is given and unknown. Only past events are filtered by `name`.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -228,7 +229,7 @@ impl Handle {
         self.ask(|reply| Request::Watch(name, since, reply)).await
     }
 
-    /// Whether the guest of this name can be called; none if it is unknown. Calls fail when the session ends.
+    /// Returns how the guest of this name can be called, or `None` if it is unknown. Calls fail when the session ends.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -236,7 +237,8 @@ impl Handle {
         self.ask(|reply| Request::Caller(name, reply)).await
     }
 
-    /// The same as soon as the guest can be called; what it is then, if that is not so after this time.
+    /// Waits until the guest can be called, but at most for `patience`. Returns how it can be called then, or why it
+    /// cannot.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -247,12 +249,12 @@ impl Handle {
             let reach = self.caller(name.to_owned()).await?;
             let may_come = matches!(reach, Some(Reach::NoSession | Reach::Untold)) && Instant::now() < end;
             let Some(coming) = coming.as_mut().filter(|_| may_come) else { return Ok(reach) };
-            // Of a session that another program has, nothing is heard.
+            // No events arrive of a session that another program has, so the wait is bounded.
             drop(tokio::time::timeout_at(end.min(Instant::now() + LOOK_AGAIN), coming.recv()).await);
         }
     }
 
-    /// What the guest of this name may cost; none if it is unknown.
+    /// Returns the resource limits of the guest of this name, or `None` if it is unknown.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -260,7 +262,7 @@ impl Handle {
         self.ask(|reply| Request::Limits(name, reply)).await
     }
 
-    /// How the agent of a VM is reached beside its session; none without a session that this program has.
+    /// Returns how to reach the agent of a VM beside its session, or `None` if this program has no session with it.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -268,7 +270,7 @@ impl Handle {
         self.ask(|reply| Request::Contact(name, reply)).await
     }
 
-    /// How many VMs and sessions there are.
+    /// Counts the VMs and sessions by their state.
     ///
     /// # Errors
     /// When the fleet has ended.
@@ -276,8 +278,8 @@ impl Handle {
         self.ask(Request::Tally).await
     }
 
-    /// Tells everybody who watches what happened, and has it remembered with the VM of this name if that is known; it may
-    /// be empty, for what concerns no VM.
+    /// Sends an event to all who watch. It is added to the history of the VM with this name, if that is known. The
+    /// name may be empty, for events that concern no VM.
     ///
     /// # Errors
     /// When the fleet has ended.

@@ -1,5 +1,5 @@
-//! All VMs of this host, as far as they are known. One task owns them; [`Handle`]s ask it, backends and
-//! sessions tell it, and everybody who watches hears from it.
+//! All known VMs of this host. One task owns them. Other tasks ask it through [`Handle`]s, backends and
+//! sessions report to it, and it sends events to all who watch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,12 +37,12 @@ pub use handle::{Handle, Identity, Known, Machine, Reach, Stopped, Watched};
 use handle::{Names, Request};
 pub use remote::{Reaches, Remote};
 
-/// Events that a watcher may be behind before it loses some.
+/// Events that a watcher may lag behind before it loses some.
 const WATCH_BACKLOG: usize = 1024;
-/// Messages that wait for the fleet. A session that finds it full waits.
+/// Messages that wait for the fleet. A session that finds the channel full waits.
 const INBOX: usize = 256;
 
-/// The task that owns what is known.
+/// Task that owns the VMs of this host.
 pub struct Fleet {
     half: Arc<Half>,
     volumes: Option<Arc<dyn Volumes>>,
@@ -50,7 +50,7 @@ pub struct Fleet {
     trust: Option<Arc<Trust>>,
     vms: BTreeMap<String, Entry>,
     names: BTreeMap<u64, String>,
-    /// Names by UUID.
+    /// Names of VMs by UUID.
     uuids: Names,
     next_session: u64,
     changes: mpsc::Receiver<Change>,
@@ -58,14 +58,14 @@ pub struct Fleet {
     reports: (Reports, mpsc::Receiver<(u64, Report)>),
     events: broadcast::Sender<Arc<VirtualMachineEvent>>,
     log: Arc<Log>,
-    /// Is told of each VM that has changed, if anybody wants to know.
+    /// Collects the names of changed VMs, if anybody follows them.
     changed: Option<Arc<Changed>>,
-    /// Nobody is answered before all VMs were told once.
+    /// True once the backend has reported all VMs. No request is answered before that.
     synced: bool,
 }
 
 impl Fleet {
-    /// A fleet that learns of VMs through the returned sender and answers the returned handle, once it runs.
+    /// Creates a fleet. Once it runs, it learns of VMs through the returned sender, and answers the returned handle.
     pub fn new(half: Arc<Half>) -> (Self, mpsc::Sender<Change>, Handle) {
         let (changes, changes_inbox) = mpsc::channel(INBOX);
         let (handle, requests) = Handle::new(true);
@@ -89,25 +89,25 @@ impl Fleet {
         (fleet, changes, handle)
     }
 
-    /// A fleet whose guests may ask for volumes.
+    /// Lets the guests of this fleet request volumes.
     #[must_use]
     pub fn with_volumes(self, volumes: Arc<dyn Volumes>) -> Self {
         Self { volumes: Some(volumes), ..self }
     }
 
-    /// A fleet whose guests may ask about their clusters.
+    /// Lets the guests of this fleet send requests about their clusters.
     #[must_use]
     pub fn with_cloud(self, cloud: Arc<dyn Cloud>) -> Self {
         Self { cloud: Some(cloud), ..self }
     }
 
-    /// A fleet whose guests may have keys.
+    /// Lets the guests of this fleet have keys.
     #[must_use]
     pub fn with_trust(self, trust: Arc<Trust>) -> Self {
         Self { trust: Some(trust), ..self }
     }
 
-    /// A fleet that says which VMs have changed.
+    /// Lets this fleet report which VMs have changed.
     #[must_use]
     pub fn with_changed(self, changed: Arc<Changed>) -> Self {
         Self { changed: Some(changed), ..self }
@@ -119,7 +119,7 @@ impl Fleet {
         contact.with_cloud(self.cloud.clone())
     }
 
-    /// Runs until `shutdown`; then every session's connections are closed.
+    /// Runs until `shutdown`. Then the connections of all sessions are closed.
     pub async fn run(mut self, shutdown: CancellationToken) {
         loop {
             tokio::select! {
@@ -129,7 +129,7 @@ impl Fleet {
                     self.change(change);
                 }
                 Some((session, report)) = self.reports.1.recv() => {
-                    // A heartbeat comes every few seconds from each, and says nothing new.
+                    // Each guest sends a heartbeat every few seconds, which is not a change.
                     if !report.is_heartbeat() {
                         self.changed(self.names.get(&session).map(String::as_str));
                     }
@@ -140,7 +140,8 @@ impl Fleet {
         }
     }
 
-    /// Said before it is so: who is told asks this task, which then knows.
+    /// Reports that a VM has changed. This may come before the change itself: the receiver asks this task, which
+    /// answers only afterwards.
     fn changed(&self, name: Option<&str>) {
         if let (Some(changed), Some(name)) = (&self.changed, name) {
             changed.add(name);
@@ -148,7 +149,7 @@ impl Fleet {
     }
 
     fn answer(&mut self, request: Request) {
-        // Who asked may have gone.
+        // The receiver of a reply may have been dropped, so errors of sending are ignored.
         match request {
             Request::List(reply) => drop(reply.send(self.vms.values().map(Entry::known).collect())),
             Request::Machines(reply) => drop(reply.send(self.vms.values().map(Entry::machine).collect())),
@@ -176,7 +177,7 @@ impl Fleet {
             Request::Note(name, kind) if self.vms.contains_key(&name) => self.tell(&name, *kind),
             Request::Note(name, kind) => {
                 let event = VirtualMachineEvent { time: Some(now()), name, kind: Some(*kind) };
-                // An error means that nobody watches.
+                // Sending fails only if nobody watches.
                 drop(self.events.send(Arc::new(event)));
             }
         }
@@ -195,7 +196,7 @@ impl Fleet {
             let wanted = |entry: &&Entry| name.is_none_or(|name| *name == entry.vm.name);
             let histories = self.vms.values().filter(wanted).map(|entry| &entry.history);
             past.extend(histories.flat_map(|history| history.since(since)).cloned());
-            // One VM's events stay in their order even where the clock went back.
+            // The sort is stable: events of one VM stay in order unless the clock went back between them.
             past.sort_by_key(|event| event.time.map(|time| (time.seconds, time.nanos)));
         }
         Some(Watched { past, coming: self.events.subscribe() })
@@ -245,7 +246,7 @@ impl Fleet {
                 }
             }
             Change::IoErrors { name, errors } => self.io_errors(&name, errors),
-            // Its agent is dialled.
+            // This program dials the agent itself.
             Change::Run { .. } => {}
             Change::Reset { name } => {
                 let Some(entry) = self.vms.get_mut(&name) else { return };
@@ -265,7 +266,7 @@ impl Fleet {
         }
     }
 
-    /// These are in the place of those that were known: tells and counts what is new.
+    /// Replaces the I/O errors of a VM, and reports and counts those that are new.
     fn io_errors(&mut self, name: &str, errors: Vec<v1::IoError>) {
         let Some(entry) = self.vms.get_mut(name) else { return };
         let before = std::mem::replace(&mut entry.view().io_errors, errors.clone());
@@ -279,7 +280,7 @@ impl Fleet {
         }
     }
 
-    /// There is this VM: the session of one that is the same goes on.
+    /// Adds or updates a VM. If it is still the same VM, its session continues.
     fn present(&mut self, vm: Arc<Vm>) {
         let name = vm.name.clone();
         if self.vms.get(&name).is_some_and(|entry| entry.vm == vm) {
@@ -301,7 +302,7 @@ impl Fleet {
         self.close(&mut entry, "it was removed from the settings");
     }
 
-    /// Takes a VM out, and out of the indexes.
+    /// Removes a VM and its index entries, and returns it.
     fn take(&mut self, name: &str) -> Option<Entry> {
         let entry = self.vms.remove(name)?;
         self.names.remove(&entry.running.session);
@@ -316,7 +317,7 @@ impl Fleet {
         Entry::new(vm, running, topology)
     }
 
-    /// A VM that is the same one, and whose settings are not.
+    /// Applies new settings to a VM that is otherwise the same, which restarts its session.
     fn alter(&mut self, mut entry: Entry, vm: Arc<Vm>) -> Entry {
         tracing::info!(vm = vm.name, "its settings changed");
         self.close(&mut entry, "the settings changed");
@@ -326,7 +327,7 @@ impl Fleet {
         entry
     }
 
-    /// Tells that the conversation is over, if there is one.
+    /// Reports that the session has ended, if there is one.
     fn close(&self, entry: &mut Entry, reason: &str) {
         if entry.view.session() == SessionState::Connected {
             entry.state(SessionState::Connecting, reason.to_owned());
@@ -334,7 +335,7 @@ impl Fleet {
         }
     }
 
-    /// Starts a session. A guest that makes it panic, by whatever fault of ours, costs only itself.
+    /// Starts a session. If a guest makes it panic, by whatever fault of this program, only that guest is affected.
     fn begin(&mut self, contact: Contact, known: report::Machine) -> Running {
         let session = self.next_session;
         self.next_session += 1;
@@ -365,7 +366,7 @@ impl Fleet {
     }
 
     fn report(&mut self, session: u64, report: Report) {
-        // What a session said just before its VM was dropped is of no interest.
+        // Reports that a session sent just before its VM was removed are ignored.
         let Some(name) = self.names.get(&session).cloned() else { return };
         let Some(entry) = self.vms.get_mut(&name) else { return };
         if matches!(report, Report::Opened { .. } | Report::Heard(_) | Report::Refused(_)) {
@@ -439,7 +440,8 @@ impl Fleet {
             entry.running.machine.send_modify(|machine| machine.excess = Some((conversation, excess)));
             return;
         }
-        // By event or, if that was not heard, by the state; what was over before the first session is not counted.
+        // The end is seen in an event or, if that was lost, in the state. Freezes that ended before the first session are
+        // not counted.
         if let Some(freeze) = entry.kept.state.as_ref().and_then(|state| state.freeze.as_ref())
             && known
             && freeze.ended.is_some()
@@ -459,12 +461,12 @@ impl Fleet {
     }
 }
 
-/// When the last freeze of a guest ended.
+/// Returns when the last freeze of a guest ended.
 fn last_ended(entry: &Entry) -> Option<Timestamp> {
     entry.kept.state.as_ref()?.freeze.as_ref()?.ended
 }
 
-/// Remembers what happened, and tells everybody who watches.
+/// Adds an event to the VM's history, and sends it to all who watch. Heartbeats are only sent.
 fn note(events: &broadcast::Sender<Arc<VirtualMachineEvent>>, entry: &mut Entry, kind: Kind) {
     let passing = matches!(&kind, Kind::GuestEvent(v1::Event { kind: Some(event::Kind::Heartbeat(_)), .. }));
     let name = entry.vm.name.clone();
@@ -472,7 +474,7 @@ fn note(events: &broadcast::Sender<Arc<VirtualMachineEvent>>, entry: &mut Entry,
     if !passing {
         entry.history.push(Arc::clone(&event), &entry.vm.limits);
     }
-    // An error means that nobody watches.
+    // Sending fails only if nobody watches.
     drop(events.send(event));
 }
 

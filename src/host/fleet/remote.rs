@@ -1,6 +1,6 @@
-//! VMs whose agents others dial: all of a cluster, where this program has no session with any of them. Its one task owns
-//! what is known of them, and answers the same [`Handle`]s as a [`Fleet`](super::Fleet) does. What guests have said only those
-//! know who reach them.
+//! VMs whose agents other programs dial: all VMs of a host cluster, while this program has no session with any of
+//! them. One task owns them, and answers the same [`Handle`]s as a [`Fleet`](super::Fleet) does. The reports of
+//! guests are known only to the programs with the sessions.
 //!
 //! ```text
 //!  backend ──Change──▶ Remote ◀──Request── Handle ◀── volumes, api
@@ -25,14 +25,14 @@ use crate::wire::proto::v1::{
     self, PowerState, SessionState, VirtualMachineEvent, virtual_machine_event::Kind,
 };
 
-/// Knows how to reach the guests of other programs' sessions.
+/// Access to guests whose sessions belong to other programs.
 pub trait Reaches: Debug + Send + Sync {
-    /// Whether the guest of this VM can be called while this instance of it runs on this node. It is asked for each call, and
-    /// must not take long.
+    /// Returns how the guest of this VM can be called while this instance of it runs on this node. Called for each
+    /// call to a guest, so it must be fast.
     fn reach(&self, vm: &str, node: &str, instance: &str) -> Reach;
 }
 
-/// The task that owns what is known.
+/// Task that owns the VMs of a host cluster.
 pub struct Remote {
     reaches: Arc<dyn Reaches>,
     vms: BTreeMap<String, Entry>,
@@ -41,11 +41,11 @@ pub struct Remote {
     requests: mpsc::Receiver<Request>,
     events: broadcast::Sender<Arc<VirtualMachineEvent>>,
     log: Arc<Log>,
-    /// Nobody is answered before all VMs were told once.
+    /// True once the backend has reported all VMs. No request is answered before that.
     synced: bool,
 }
 
-/// One VM. There may be many: what is told of it is made when it is asked for.
+/// State of one VM. There may be many VMs, so its description is built only when it is requested.
 struct Entry {
     vm: Arc<Vm>,
     power: PowerState,
@@ -79,7 +79,7 @@ impl Entry {
         match (self.power, &self.run) {
             (PowerState::Paused, _) => Reach::Paused,
             (PowerState::Off, _) => Reach::NoSession,
-            // It runs, and nobody has said where.
+            // It runs, but its node is not known yet.
             (_, None) => Reach::Untold,
             (_, Some(run)) => reaches.reach(&self.vm.name, &run.node, &run.instance),
         }
@@ -87,7 +87,7 @@ impl Entry {
 }
 
 impl Remote {
-    /// One that learns of VMs through the returned sender and answers the returned handle, once it runs.
+    /// Creates the task. Once it runs, it learns of VMs through the returned sender, and answers the returned handle.
     pub fn new(reaches: Arc<dyn Reaches>) -> (Self, mpsc::Sender<Change>, Handle) {
         let (changes, inbox) = mpsc::channel(INBOX);
         let (handle, requests) = Handle::new(false);
@@ -104,7 +104,7 @@ impl Remote {
         (remote, changes, handle)
     }
 
-    /// Runs until `shutdown`.
+    /// Serves requests and changes until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
         loop {
             tokio::select! {
@@ -133,7 +133,7 @@ impl Remote {
                     entry.run = run;
                 }
             }
-            // Those hear it who have the session.
+            // Only the program with the session needs these.
             Change::Topology { .. }
             | Change::IoErrors { .. }
             | Change::Reset { .. }
@@ -157,7 +157,7 @@ impl Remote {
         }
     }
 
-    /// Takes a VM out, and out of the index.
+    /// Removes a VM and its index entry, and returns it.
     fn take(&mut self, name: &str) -> Option<Entry> {
         let entry = self.vms.remove(name)?;
         self.names.remove(&entry.vm);
@@ -165,7 +165,7 @@ impl Remote {
     }
 
     fn answer(&self, request: Request) {
-        // Who asked may have gone.
+        // The receiver of a reply may have been dropped, so errors of sending are ignored.
         match request {
             Request::List(reply) => drop(reply.send(self.vms.values().map(Entry::known).collect())),
             Request::Machines(reply) => drop(reply.send(self.vms.values().map(Entry::machine).collect())),
@@ -176,7 +176,7 @@ impl Remote {
             }
             Request::Watch(name, _, reply) => {
                 let is_known = name.is_none_or(|name| self.vms.contains_key(&name));
-                // Of what happened before nothing is remembered: there may be very many VMs.
+                // Past events are not kept, since there may be very many VMs.
                 let watched = || Watched { past: Vec::new(), coming: self.events.subscribe() };
                 drop(reply.send(is_known.then(watched)));
             }
@@ -186,7 +186,7 @@ impl Remote {
             Request::Limits(name, reply) => {
                 drop(reply.send(self.vms.get(&name).map(|entry| Arc::clone(&entry.vm.limits))));
             }
-            // Whoever has the session reaches it.
+            // Only the program with the session reaches the agent beside it.
             Request::Contact(_, reply) => drop(reply.send(None)),
             Request::Tally(reply) => {
                 let gone = self.vms.values().filter(|entry| entry.power == PowerState::Off).count();
@@ -198,7 +198,7 @@ impl Remote {
 
     fn tell(&self, name: String, kind: Kind) {
         let event = VirtualMachineEvent { time: Some(now()), name, kind: Some(kind) };
-        // An error means that nobody watches.
+        // Sending fails only if nobody watches.
         drop(self.events.send(Arc::new(event)));
     }
 }
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use crate::host::backends::Ids;
 
-    /// Remembers whom it was asked for.
+    /// Remembers the guests that were asked for.
     #[derive(Debug, Default)]
     struct Asked(Mutex<Vec<String>>);
 
@@ -239,7 +239,7 @@ mod tests {
         Change::Run { name: name.into(), run: Some(run) }
     }
 
-    /// One that was told of a VM that runs on n1, and one that is off.
+    /// Creates a fleet with one VM that runs on n1, and one that is off.
     fn begun() -> (Remote, Arc<Asked>) {
         let asked = Arc::new(Asked::default());
         let mut remote = Remote::new(Arc::clone(&asked) as Arc<dyn Reaches>).0;
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(found(&remote, Identity::Uuid("u-a".into())), a());
         assert_eq!(found(&remote, node("ns/x", "U-A")), a());
         assert_eq!(found(&remote, node("ns/y", "u-a")), None);
-        // It is made again, and then another one has its identifier before it is known that it is gone.
+        // It is created anew. Then another VM gets its identifier before its removal is reported.
         remote.change(vm("ns/a", "u-c", "ns/x"));
         assert_eq!(found(&remote, Identity::Uuid("u-a".into())), None);
         remote.change(vm("ns/d", "u-c", "ns/x"));
@@ -312,11 +312,11 @@ mod tests {
         caller(&remote, "ns/a");
         remote.change(power("ns/a", PowerState::Paused));
         assert!(matches!(caller(&remote, "ns/a"), Some(Reach::Paused)));
-        // What a VM is known by besides has changed, and it runs where it did.
+        // Another attribute of the VM has changed, and it still runs in the same place.
         remote.change(power("ns/a", PowerState::Running));
         remote.change(vm("ns/a", "u-a", "ns/z"));
         caller(&remote, "ns/a");
-        // Nothing is known yet of the run of one that was made again.
+        // After a VM is created anew, nothing is known of its run yet.
         remote.change(vm("ns/a", "u-c", "ns/z"));
         assert!(matches!(caller(&remote, "ns/a"), Some(Reach::Untold)));
         let expected = ["ns/a n1 run-of-ns/a", "ns/a n2 run-of-ns/a", "ns/a n2 run-of-ns/a"];

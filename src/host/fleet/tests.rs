@@ -9,7 +9,7 @@ fn half() -> Arc<Half> {
     Arc::new(Half::new("host".into()))
 }
 
-/// Tells that these are all VMs, as a backend does.
+/// Reports a complete list of VMs, as a backend does.
 fn list(fleet: &mut Fleet, vms: Vec<Vm>) {
     let gone = |name: &&String| vms.iter().all(|vm| vm.name != **name);
     for name in fleet.vms.keys().filter(gone).cloned().collect::<Vec<_>>() {
@@ -24,7 +24,7 @@ fn ids(lasting: &str) -> Ids {
     Ids { lasting: lasting.into(), ..Ids::default() }
 }
 
-/// For calls that nobody makes.
+/// Creates a channel for calls that are never made.
 async fn channel() -> Box<Channel> {
     let (near, _far) = tokio::io::duplex(64);
     let (client, _connection) = crate::transport::http2::connect(near).await.unwrap();
@@ -130,7 +130,7 @@ async fn a_vm_is_found_by_what_it_is_known_by() {
         cluster: cluster.into(),
         ..Vm::at(name, "/nowhere")
     };
-    // One whose name is the UUID of another.
+    // The name of one VM is the UUID of another.
     list(
         &mut fleet,
         vec![vm("a", "0a", "dev"), vm("b", "0b", "dev"), vm("c", "0c", "prod"), vm("0b", "0d", "dev")],
@@ -160,7 +160,7 @@ async fn a_vm_is_found_by_what_it_is_known_by() {
     };
     let all = |fleet: &Fleet| ["0a", "0b", "0e"].map(|uuid| found(fleet, uuid));
     assert_eq!(all(&fleet), ["", "", "a"], "the index follows the list");
-    // Another name for the same one, and the old name is gone late; then two that change theirs.
+    // The VM gets another name, and its old name is removed late. Then two VMs swap theirs.
     fleet.change(Change::Present(vm("z", "0e", "dev").into()));
     fleet.change(Change::Removed { name: "a".into() });
     assert_eq!(all(&fleet), ["", "", "z"]);

@@ -1,4 +1,5 @@
-//! What hypervisors measure of VMs, asked for beside what the guests in them measure: by the same rules, and within the same time.
+//! Metrics of VMs from their hypervisors, collected in parallel with those of the guests, by the same rules and
+//! within the same timeout.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use crate::host::backends::meters::{Disk, Measured, Meters, Unmeasured};
 use crate::metrics::{Sample, check, table};
 use crate::wire::proto::v1::PowerState;
 
-/// Series of one disk.
+/// Number of series of one disk.
 const OF_DISK: usize = 6;
 const STATES: [(PowerState, &str); 3] =
     [(PowerState::Running, "running"), (PowerState::Paused, "paused"), (PowerState::Off, "off")];
 
-/// How it was the last time.
+/// Result of the last request.
 #[derive(Debug, Default)]
 pub(super) struct Last {
     asked: Option<Instant>,
@@ -24,7 +25,7 @@ pub(super) struct Last {
     is_late: bool,
 }
 
-/// What the hypervisor measures of a VM now; none if it does not say.
+/// Returns the hypervisor's current metrics of a VM; `None` if it does not answer or refuses.
 pub(super) async fn measured(meters: &dyn Meters, vm: &str, last: &Mutex<Last>) -> Option<Arc<Measured>> {
     let mut last = timeout(PATIENCE, last.lock()).await.ok()?;
     if last.asked.is_some_and(|asked| asked.elapsed() < FRESH) {
@@ -43,11 +44,12 @@ pub(super) async fn measured(meters: &dyn Meters, vm: &str, last: &Mutex<Last>) 
     last.measured.clone()
 }
 
-/// The series of what was measured, so many at most; of a VM of which it is known that it is off that it is, and else none.
+/// Returns the series of a measurement, at most `room` of them. Without a measurement there are none, except that
+/// a VM known to be off is reported as off.
 pub(super) fn samples(measured: Option<&Measured>, known: PowerState, room: usize) -> Vec<Sample> {
     let mut samples = Vec::new();
     let mut put = |family, labels: &[&str], value| samples.push(Sample::new(family, labels, value));
-    // What was measured just before its end is over.
+    // Values measured just before the VM was switched off are stale.
     let measured = measured.filter(|_| known != PowerState::Off);
     let power = measured.map_or(known, |measured| measured.power);
     if power == PowerState::Unspecified || measured.is_none() && power != PowerState::Off {
@@ -67,7 +69,7 @@ pub(super) fn samples(measured: Option<&Measured>, known: PowerState, room: usiz
             put(family, &[], number(value));
         }
     }
-    // Names that differ may be the same as they are shown, and no series may be there twice.
+    // Different names may look the same once they are cleaned, and no series may occur twice.
     let mut names = BTreeSet::new();
     let mut disks: Vec<_> =
         measured.disks.iter().filter(|disk| names.insert(check::label(&disk.name))).collect();

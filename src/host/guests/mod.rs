@@ -1,14 +1,15 @@
-//! What a cluster sees of guests: an object for each, and events.
+//! Guests as a host cluster sees them: a `Guest` object for each, and events.
 //!
 //! ```text
-//!  fleet ──which VMs have changed──▶ writer ──status, if it is another──▶ Guest (server-side apply)
-//!                                       └─────what people should see────▶ Event of the VirtualMachineInstance
+//!  fleet ──which VMs have changed──▶ writer ──status, if it has changed──▶ Guest (server-side apply)
+//!                                       └─────changes worth an event─────▶ Event of the VirtualMachineInstance
 //! ```
 //!
-//! An object has the name of its VirtualMachineInstance and is owned by it, so that both go together. It is written when
-//! what it says has changed, and not oftener than every few seconds; no VM is written to. Who reaches a guest writes its
-//! object: after a migration the node that it came to. An object is read once, by each process that comes to write it: what
-//! an earlier one wrote still holds while nothing else is known, so that a restart writes nothing and no condition begins anew.
+//! An object has the name of its VirtualMachineInstance and is owned by it, so both are deleted together. It is
+//! written when its content has changed, at most once in a few seconds; the VM's own objects are never written.
+//! The node that reaches a guest writes its object: after a migration, the new node. Each process reads an object
+//! once, before it first writes it. What an earlier process wrote remains valid as long as nothing else is known,
+//! so a restart writes nothing and does not reset the transition time of any condition.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -34,62 +35,63 @@ mod write;
 
 use status::{Notice, notices, settled, status};
 
-/// What comes at once is written at once.
+/// Delay before a change is written, so that changes in quick succession become one write.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Between two writes of one object, and two tries.
+/// Shortest time between two writes of one object, and between two attempts.
 const BETWEEN: Duration = Duration::from_secs(5);
-/// Between two writes of any.
+/// Pause between the writes of any two objects.
 const PACE: Duration = Duration::from_millis(10);
-/// How long the status that an earlier process wrote is kept while there is no session yet, or the guest has not reported its
-/// state. All guests of a node are reconnected within a few seconds.
+/// Time for which the status from an earlier process is kept while there is no session yet, or the guest has not
+/// reported its state. All guests of a node reconnect within a few seconds.
 const GRACE: Duration = Duration::from_secs(30);
-/// After a failure, at first and at most.
+/// First and longest delay after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// How long the same event is not told again.
+/// Time for which the same event of a guest is not repeated.
 const SAME_NOTICE: Duration = Duration::from_secs(3600);
-/// Between two events of one guest.
+/// Shortest time between two events of one guest.
 const BETWEEN_NOTICES: Duration = Duration::from_secs(10);
 
-/// What writes the objects of a node's guests.
+/// Writer of the objects of a node's guests.
 pub struct Writer {
     /// The name of the node.
     pub node: String,
-    /// Knows the guests.
+    /// Fleet, which knows the guests.
     pub fleet: Handle,
-    /// Which have changed.
+    /// Set of the guests that have changed.
     pub changed: Arc<Changed>,
-    /// Whose objects there are.
+    /// VirtualMachineInstances of this node, which own the objects.
     pub roster: Arc<Roster>,
-    /// What the settings say.
+    /// Settings of VMs; they say whether objects are written at all.
     pub options: watch::Receiver<Options>,
-    /// Is told what cannot be written.
+    /// Reporter of failed writes.
     pub teller: Teller,
 }
 
-/// What became of a look at a guest.
+/// Result of looking at one guest.
 enum Outcome {
-    /// Its object is another now.
+    /// The object was updated.
     Written,
-    /// There was nothing to write.
+    /// The object is up to date.
     Same,
-    /// The guest's state is not known yet; look again then.
+    /// The guest's state is not known yet. The guest is looked at again at this time.
     Early(Instant),
-    /// It could not be written.
+    /// The object could not be read or written.
     Failed,
 }
 
-/// What was written of a guest.
+/// State of the object of a guest.
 #[derive(Debug)]
 struct Written {
-    /// The VirtualMachineInstance that owns its object.
+    /// UID of the VirtualMachineInstance that owns the object.
     uid: String,
-    /// The object is there, as far as is known.
+    /// True if the object exists, as far as is known.
     is_made: bool,
     status: Option<Status>,
-    /// Until when the status that an earlier process on this node wrote is kept; none once the guest's state is known.
+    /// End of the time for which the status from an earlier process on this node is kept; `None` once the guest's
+    /// state is known.
     kept_until: Option<Instant>,
-    /// When it was tried last.
+    /// Time of the last attempt to write.
     at: Option<Instant>,
     told: VecDeque<(String, Instant)>,
 }
@@ -108,9 +110,9 @@ impl Writer {
 
     async fn write(self, client: Client) {
         let mut written: HashMap<String, Written> = HashMap::new();
-        // When which is to be looked at.
+        // Time at which each guest is to be looked at.
         let mut due: BTreeMap<String, Instant> = BTreeMap::new();
-        // In a row, of all objects.
+        // Consecutive failures, across all objects.
         let mut failures = 0;
         loop {
             let next = due.iter().min_by_key(|(_, at)| **at).map(|(name, at)| (name.clone(), *at));
@@ -138,7 +140,7 @@ impl Writer {
                         Outcome::Same => {}
                         Outcome::Early(until) => drop(due.insert(name, until)),
                         Outcome::Failed => {
-                            // What keeps one from being written mostly keeps all.
+                            // Whatever prevents one write usually prevents all of them, so the delay applies to all.
                             let wait = FIRST_WAIT.saturating_mul(1 << failures.min(16)).min(LONGEST_WAIT);
                             failures += 1;
                             due.insert(name, Instant::now() + BETWEEN);
@@ -151,11 +153,11 @@ impl Writer {
         }
     }
 
-    /// Writes what has changed of one guest.
+    /// Writes the object of one guest, if it has changed.
     async fn look(&self, client: &Client, name: &str, all: &mut HashMap<String, Written>) -> Outcome {
         let known = self.fleet.get(name.to_owned()).await.ok().flatten();
         let (Some(known), Some(instance)) = (known, self.roster.get(name)) else {
-            // It is gone, and so is its object, or another node's.
+            // The VM has ended, which deletes its object, or it has moved to another node, which writes its object.
             all.remove(name);
             return Outcome::Same;
         };
@@ -185,7 +187,7 @@ impl Writer {
         written.at = Some(Instant::now());
         if let Err(problem) = write::guest(client, &instance, &now, !written.is_made).await {
             self.teller.failed(&problem);
-            // The object may be gone, so it is made next time.
+            // The object may have been deleted, so the next attempt creates it again.
             written.is_made = false;
             return Outcome::Failed;
         }
@@ -213,7 +215,8 @@ impl Writer {
         })
     }
 
-    /// Makes an event, unless the same or too many were made just before. One that cannot be made is not tried again.
+    /// Creates an event, unless the same event or too many events were created recently. A failed event is not
+    /// retried.
     async fn tell(&self, client: &Client, instance: &Instance, written: &mut Written, notice: Notice) {
         let now = Instant::now();
         written.told.retain(|(_, at)| now.duration_since(*at) < SAME_NOTICE);
@@ -229,7 +232,7 @@ impl Writer {
     }
 }
 
-/// Whether the session may still be on its way up, or its guest has not reported its state yet.
+/// Returns whether the session may still be connecting, or its guest has not reported its state yet.
 fn is_starting(known: &Known) -> bool {
     let Known { view, state, .. } = known;
     match view.session() {

@@ -1,4 +1,4 @@
-//! What is known of a guest, as its object says it, and what of a change people should see as an event. Pure.
+//! Status of a guest's object, from what is known of the guest; and the changes that become events. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -7,28 +7,28 @@ use crate::host::fleet::Known;
 use crate::wire::guest_object::{Freeze, READY, Status};
 use crate::wire::proto::v1::{GuestState, IoError, PowerState, SessionState, VirtualMachine};
 
-/// Most problems that are told, and most bytes of a text: guests have a say in both.
+/// Limits on the number of problems and on the bytes of a text, because guests influence both.
 const MOST_PROBLEMS: usize = 8;
 const LONGEST: usize = 256;
-/// Most units that are named.
+/// Limit on the failed units that are named.
 const MOST_UNITS: usize = 5;
 
-/// An event of Kubernetes.
+/// Event of Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    /// Something is wrong.
+    /// True for an event of type `Warning`.
     pub is_warning: bool,
-    /// One word.
+    /// Reason of the event: one word, such as `GuestRefused`.
     pub reason: &'static str,
-    /// For people.
+    /// Message of the event.
     pub message: String,
 }
 
-/// How a guest on the node `host` is, without its conditions and volumes.
+/// Builds the status of a guest on the node `host`, without its conditions and volumes.
 pub fn status(host: &str, known: &Known) -> Status {
     let Known { view, state, .. } = known;
     let (session, guest) = (session(view), view.guest.as_ref());
-    // What a guest has said holds while it may be asked again.
+    // The last state that a guest has reported remains valid while it has no session.
     let state = state.as_deref();
     let node = state.and_then(|state| state.node.as_ref());
     let problems = problems(view, state);
@@ -53,8 +53,8 @@ pub fn status(host: &str, known: &Known) -> Status {
     }
 }
 
-/// The status with its conditions, of which `before` knows since when they are so. A guest without an agent is dialled again
-/// and again, and why that fails may be another reason each time: the first one stays.
+/// Completes a status with its conditions; `before` has the times of their last transitions. A guest without an
+/// agent is dialled again and again, possibly with a different reason for each failure; the first reason is kept.
 pub fn settled(mut status: Status, before: Option<&Status>, now: Timestamp) -> Status {
     if let Some(before) =
         before.filter(|before| before.session == status.session && status.session == "Connecting")
@@ -74,7 +74,7 @@ pub fn settled(mut status: Status, before: Option<&Status>, now: Timestamp) -> S
     status
 }
 
-/// What people should see of a change.
+/// Returns the events for a change of status.
 pub fn notices(before: Option<&Status>, now: &Status) -> Vec<Notice> {
     let mut notices = Vec::new();
     let was = |session: &str| before.is_some_and(|before| before.session == session);
@@ -117,7 +117,7 @@ fn session(view: &VirtualMachine) -> &'static str {
 fn ready(status: &Status) -> Condition {
     let is_ready = status.session == "Connected" && status.problems.is_empty();
     let message = match status.session.as_str() {
-        // Kubernetes 1.20 takes an empty text for none, and then refuses the object.
+        // Kubernetes 1.20 treats an empty text as missing, and then rejects the object.
         "Connected" if is_ready => "the session is open and healthy".to_owned(),
         "Connected" => status.problems.join("; "),
         _ if status.reason.is_empty() => "there is no session yet".to_owned(),
@@ -138,7 +138,7 @@ fn last_freeze(state: &GuestState) -> Option<Freeze> {
     let freeze = state.freeze.as_ref()?;
     let ended = freeze.ended.as_ref()?;
     Some(Freeze {
-        // As fine as the API keeps it.
+        // In seconds, which is the resolution of the API.
         ended: Timestamp::from_second(ended.seconds).ok().map(Time),
         end: short(&freeze.end),
         holder: short(&freeze.holder),
@@ -162,7 +162,7 @@ fn problems(view: &VirtualMachine, state: Option<&GuestState>) -> Vec<String> {
     problems.iter().map(|problem| short(problem)).collect()
 }
 
-/// What the guest itself says.
+/// Returns the problems that the guest itself reports.
 fn inside(state: &GuestState) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(node) = state.node.as_ref().filter(|node| node.state == "failed") {
@@ -187,7 +187,7 @@ fn disk(error: &IoError) -> String {
     format!("the disk {} could not be read or written: {why}{stopped}", error.disk)
 }
 
-/// Cut to what fits a line.
+/// Cuts a text to the length of a line.
 fn short(text: &str) -> String {
     let mut end = text.len().min(LONGEST);
     while !text.is_char_boundary(end) {

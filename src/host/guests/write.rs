@@ -1,4 +1,4 @@
-//! Requests that read and write guests, and make events.
+//! Requests to the API server that read and write `Guest` objects, and create events.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::host::backends::kubevirt::objects;
 use crate::host::text;
 use crate::wire::guest_object::{Guest, Status};
 
-/// Who the fields of these objects belong to.
+/// Field manager of these objects, for server-side apply.
 const MANAGER: &str = "guestlet-host";
-/// How long the server may take.
+/// Timeout of a request to the API server.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The status in a guest's object; `None` if this instance has no object, or one that cannot be parsed.
+/// Reads the status of a guest's object; `None` if this instance has no object, or one that cannot be parsed.
 pub async fn found(client: &Client, instance: &Instance) -> Result<Option<Status>, String> {
     let guests: Api<Guest> = Api::namespaced(client.clone(), &instance.namespace);
     let got = async {
@@ -36,10 +36,10 @@ pub async fn found(client: &Client, instance: &Instance) -> Result<Option<Status
     Ok(answer(got).await?.filter(is_its_own).map(|guest| guest.status))
 }
 
-/// Writes how a guest is; `make` its object first.
+/// Writes the status of a guest; with `make`, creates its object first.
 pub async fn guest(client: &Client, instance: &Instance, status: &Status, make: bool) -> Result<(), String> {
     let guests: Api<Guest> = Api::namespaced(client.clone(), &instance.namespace);
-    // Nobody else has a say in these fields.
+    // Forced, because no other manager may own these fields.
     let params = PatchParams::apply(MANAGER).force();
     let head = json!({"apiVersion": Guest::api_version(&()), "kind": Guest::kind(&())});
     let patch = |rest: serde_json::Value| {
@@ -57,12 +57,12 @@ pub async fn guest(client: &Client, instance: &Instance, status: &Status, make: 
     Ok(())
 }
 
-/// Makes an event of the VirtualMachineInstance.
+/// Creates an event of the VirtualMachineInstance.
 pub async fn event(client: &Client, instance: &Instance, node: &str, notice: &Notice) -> Result<(), String> {
     let events: Api<Event> = Api::namespaced(client.clone(), &instance.namespace);
     let now = Time(Timestamp::now());
     let OwnerReference { api_version, kind, name, uid, .. } = owner(instance);
-    // The name of an event may have no more than 253 characters, and the server adds five.
+    // The name of an event is limited to 253 characters, and the server appends five random ones.
     let prefix: String = instance.name.chars().take(240).collect();
     let event = Event {
         metadata: ObjectMeta {

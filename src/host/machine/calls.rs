@@ -1,4 +1,4 @@
-//! The calls that are handed on to agents: one row for each.
+//! Calls that are passed to agents, with one row for each.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ use crate::wire::proto::v1::{
 };
 use crate::wire::switches;
 
-/// What a guest that is well answers soon.
+/// Timeout of calls that a healthy guest answers soon.
 const USUAL: Duration = Duration::from_secs(60);
-/// What may wait for hooks, disks, or whatever a program does.
+/// Timeout of calls that may wait for hooks, disks or programs in the guest.
 const LONG: Duration = Duration::from_secs(600);
 
-/// What waits for nothing but the agent.
+/// Timeout of calls that wait for nothing but the agent.
 const SHORT: Duration = Duration::from_secs(10);
 
-/// A row: the request, its verb and the path of its method, and what it is about; what the agent answers, and how that is
-/// cleaned; how long it may take, and what it
-/// waits behind, and what the agent has to say that it can, if these are not the usual.
+/// Declares one call: the type of the request, its verb, the path of its method, and the subject for the audit
+/// log; the type of the answer, and how it is cleaned; the timeout. Optional are the queue that the call waits in,
+/// and the capability that the agent must report, if these are not the usual ones.
 macro_rules! handed_on {
     ($request:ty, $verb:expr, $path:literal, $subject:expr; $answer:ty, $clean:expr; $within:expr $(, $turn:expr)? $(; needs $capability:literal)?) => {
         impl Asked for $request {

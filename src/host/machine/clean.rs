@@ -1,4 +1,4 @@
-//! Makes what agents answer fit to be shown, whatever a guest has said.
+//! Cleans and bounds the answers of agents so that they are safe to display, whatever a guest has sent.
 
 use tonic::Status;
 
@@ -10,13 +10,14 @@ use crate::wire::proto::v1::{
     ListProgramsResponse, TrimFileSystemsResponse, TrimmedFileSystem,
 };
 
-/// Most programs that are listed of a guest.
+/// Programs of a guest that are listed at most.
 const MOST_LISTED: usize = 1024;
 
-/// Most entries of a journal in an answer.
+/// Journal entries in one answer at most.
 const MOST_ENTRIES: usize = 1024;
 
-/// Which command is asked for; the guest reads more dialects than this.
+/// Returns the name of the requested QGA command, for the audit log. Only plain JSON is understood, while the
+/// guest accepts more dialects.
 pub fn command(request: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     struct Named {
@@ -26,10 +27,10 @@ pub fn command(request: &[u8]) -> String {
     named.map_or_else(|_| "not known".to_owned(), |named| text::clean(&named.execute))
 }
 
-/// The answer to a command of QGA, as one line.
+/// Cleans the answer to a QGA command, and makes it one line.
 ///
 /// # Errors
-/// If it is no JSON.
+/// If it is not JSON.
 pub fn qga(answer: ExecuteQgaResponse) -> Result<ExecuteQgaResponse, Status> {
     if answer.answer.is_empty() {
         return Ok(answer);
@@ -41,12 +42,12 @@ pub fn qga(answer: ExecuteQgaResponse) -> Result<ExecuteQgaResponse, Status> {
     Ok(ExecuteQgaResponse { answer })
 }
 
-/// Each of some texts.
+/// Cleans each of these texts.
 pub fn all(texts: &[String]) -> Vec<String> {
     texts.iter().map(|text| text::clean(text)).collect()
 }
 
-/// Entries of a journal. Their messages may have several lines.
+/// Cleans journal entries, whose messages may have several lines, and limits their number.
 pub fn journal(mut answer: v1::ReadJournalResponse) -> v1::ReadJournalResponse {
     answer.entries.truncate(MOST_ENTRIES);
     answer.cursor = text::clean(&answer.cursor);
@@ -59,7 +60,7 @@ pub fn journal(mut answer: v1::ReadJournalResponse) -> v1::ReadJournalResponse {
     answer
 }
 
-/// How a freeze stands.
+/// Cleans the texts in the state of a freeze.
 pub fn freeze(mut state: FreezeState) -> FreezeState {
     state.stage = text::clean(&state.stage);
     state.holder = text::clean_words(&state.holder);
@@ -69,7 +70,7 @@ pub fn freeze(mut state: FreezeState) -> FreezeState {
     state
 }
 
-/// What a thaw has come to.
+/// Cleans the texts in the result of a thaw.
 pub fn thawed(mut answer: v1::ThawFileSystemsResponse) -> v1::ThawFileSystemsResponse {
     answer.receipt = text::clean(&answer.receipt);
     answer.level = text::clean(&answer.level);
@@ -80,7 +81,7 @@ pub fn thawed(mut answer: v1::ThawFileSystemsResponse) -> v1::ThawFileSystemsRes
     answer
 }
 
-/// Receipts of freezes.
+/// Cleans receipts of freezes, and limits their number.
 pub fn receipts(mut answer: v1::ListReceiptsResponse) -> v1::ListReceiptsResponse {
     answer.receipts.truncate(MOST_LISTED);
     for one in &mut answer.receipts {
@@ -93,7 +94,8 @@ pub fn receipts(mut answer: v1::ListReceiptsResponse) -> v1::ListReceiptsRespons
     answer
 }
 
-/// One of them, to the letter: its signature is over these bytes. What it is worth is not the guest's to say.
+/// Passes on one receipt byte by byte, since its signature covers these bytes. The guest's own verdict on it is
+/// dropped.
 ///
 /// # Errors
 /// If it is longer than a receipt can be.
@@ -105,7 +107,7 @@ pub fn receipt(answer: v1::GetReceiptResponse) -> Result<v1::GetReceiptResponse,
     Ok(v1::GetReceiptResponse { envelope, boottime_ms, ..v1::GetReceiptResponse::default() })
 }
 
-/// File systems on disks.
+/// Cleans file systems on disks.
 pub fn file_systems(answer: ListFileSystemsResponse) -> ListFileSystemsResponse {
     let disk = |disk: DiskOfFileSystem| DiskOfFileSystem {
         file: text::clean(&disk.file),
@@ -121,7 +123,7 @@ pub fn file_systems(answer: ListFileSystemsResponse) -> ListFileSystemsResponse 
     ListFileSystemsResponse { file_systems: file_systems.collect() }
 }
 
-/// What became of file systems that were to be trimmed.
+/// Cleans the results of trimming file systems.
 pub fn trims(answer: TrimFileSystemsResponse) -> TrimFileSystemsResponse {
     let file_systems = answer.file_systems.into_iter().map(|one| TrimmedFileSystem {
         unsupported: one.unsupported,
@@ -134,7 +136,7 @@ pub fn trims(answer: TrimFileSystemsResponse) -> TrimFileSystemsResponse {
     TrimFileSystemsResponse { file_systems: file_systems.collect() }
 }
 
-/// Programs, no more than may be listed.
+/// Cleans programs, and limits their number.
 pub fn programs(mut answer: ListProgramsResponse) -> ListProgramsResponse {
     answer.programs.truncate(MOST_LISTED);
     for program in &mut answer.programs {
@@ -148,14 +150,14 @@ pub fn programs(mut answer: ListProgramsResponse) -> ListProgramsResponse {
     answer
 }
 
-/// The time of a guest.
+/// Cleans the time of a guest.
 pub fn time(mut answer: v1::TimeOfDay) -> v1::TimeOfDay {
     answer.zone = text::clean(&answer.zone);
     answer.time = answer.time.filter(text::can_be_written);
     answer
 }
 
-/// For the record: what a clock is to be set to.
+/// Formats, for the audit log, the time to which a clock is to be set.
 pub fn moment(time: Option<prost_types::Timestamp>) -> String {
     match time {
         None => "the hardware clock".to_owned(),
@@ -164,13 +166,13 @@ pub fn moment(time: Option<prost_types::Timestamp>) -> String {
     }
 }
 
-/// What became of blocks that were to be switched.
+/// Cleans the results of switching memory blocks.
 pub fn blocks(answer: v1::SetMemoryBlocksResponse) -> v1::SetMemoryBlocksResponse {
     let block = |one: v1::SwitchedBlock| v1::SwitchedBlock { problem: text::clean(&one.problem), ..one };
     v1::SetMemoryBlocksResponse { blocks: answer.blocks.into_iter().map(block).collect() }
 }
 
-/// Network interfaces.
+/// Cleans network interfaces.
 pub fn interfaces(answer: v1::ListInterfacesResponse) -> v1::ListInterfacesResponse {
     let interface = |one: v1::InterfaceOfGuest| v1::InterfaceOfGuest {
         name: text::clean(&one.name),
@@ -181,7 +183,7 @@ pub fn interfaces(answer: v1::ListInterfacesResponse) -> v1::ListInterfacesRespo
     v1::ListInterfacesResponse { interfaces: answer.interfaces.into_iter().map(interface).collect() }
 }
 
-/// Routes.
+/// Cleans routes.
 pub fn routes(answer: v1::ListRoutesResponse) -> v1::ListRoutesResponse {
     let route = |one: v1::Route| v1::Route {
         interface: text::clean(&one.interface),
@@ -192,7 +194,7 @@ pub fn routes(answer: v1::ListRoutesResponse) -> v1::ListRoutesResponse {
     v1::ListRoutesResponse { routes: answer.routes.into_iter().map(route).collect() }
 }
 
-/// Users who are logged in.
+/// Cleans users who are logged in.
 pub fn users(answer: v1::ListUsersResponse) -> v1::ListUsersResponse {
     let user = |one: v1::LoggedInUser| v1::LoggedInUser {
         user: text::clean(&one.user),
@@ -201,7 +203,7 @@ pub fn users(answer: v1::ListUsersResponse) -> v1::ListUsersResponse {
     v1::ListUsersResponse { users: answer.users.into_iter().map(user).collect() }
 }
 
-/// SSH keys, which may be longer than most texts.
+/// Cleans SSH keys, which may be longer than most texts.
 pub fn keys(mut answer: v1::ListAuthorizedKeysResponse) -> v1::ListAuthorizedKeysResponse {
     for key in &mut answer.keys {
         *key = text::clean_words(key);

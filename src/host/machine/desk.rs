@@ -1,5 +1,6 @@
-//! How much is asked of one guest at a time, and how fast. A guest that does not answer keeps up those who ask it, and nobody
-//! else; and what people have it say is no reason to take it for one that says too much (`limits.bytes-per-second`).
+//! Limits how many calls of one guest are under way at a time, and how fast its answers may come. A guest that
+//! does not answer delays only its own callers. Answers that people request do not count as excessive output of
+//! the guest (`limits.bytes-per-second`).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,56 +16,57 @@ use crate::host::handed_on::Turn;
 use crate::host::limits::Limits;
 use crate::host::rate::Allowance;
 
-/// Calls of one guest of the same kind that are under way at a time.
+/// Calls of one guest and kind that are under way at a time.
 const AT_A_TIME: usize = 3;
-/// Calls of one guest that are under way or wait for their turn.
+/// Calls of one guest and kind that are under way or wait for their turn.
 const WAITING: usize = 32;
-/// Calls of one guest that wait for something there. An agent takes 24, whoever asks.
+/// Calls of one guest that wait for something in the guest. An agent accepts 24, from all callers together.
 const PATIENT: Bounds = Bounds { of: "calls that wait for entries", all: 16, others: 12, of_one: 6 };
-/// Programs of one guest with clients, and clients that forward connections. An agent takes 64 in all.
+/// Programs of one guest with clients, and clients that forward connections. An agent accepts 64 in all.
 const STREAMS: Bounds =
     Bounds { of: "programs with clients and forwarding clients", all: 48, others: 32, of_one: 16 };
-/// Copies of files from and to one guest. An agent takes 16 in all.
+/// Copies of files from and to one guest. An agent accepts 16 in all.
 const COPIES: Bounds = Bounds { of: "copies of files under way", all: 12, others: 8, of_one: 4 };
-/// How soon it is looked again whether the guest may say more.
+/// Interval at which the byte allowance is checked again.
 const LOOK: Duration = Duration::from_millis(100);
-/// After how long a VM of which nobody asks anything is forgotten.
+/// Time without calls after which the desk of a VM is forgotten.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// By the names of VMs: when something was asked last, and what is under way.
+/// Desks by the names of their VMs, each with the time of its last call.
 type Table = BTreeMap<String, (Instant, Arc<Desk>)>;
 
-/// The desks of all VMs; clones share them.
+/// Desks of all VMs; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Desks(Arc<Mutex<Table>>);
 
-/// What is asked of one guest.
+/// Calls of one guest that wait or are under way.
 #[derive(Debug)]
 pub struct Desk {
     usual: Queue,
     urgent: Queue,
     search: Queue,
     patient: Streams,
-    /// Of connections beside the session: those with programs and with forwarding clients, and those of copies.
+    /// Connections beside the session: `streams` for programs and forwarding clients, `copies` for copies of files.
     streams: Streams,
     copies: Streams,
-    /// Bytes of answers.
+    /// Allowance for the bytes of answers.
     pace: Mutex<Allowance>,
 }
 
-/// What goes over connections beside the session.
+/// Purpose of a connection beside the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beside {
-    /// What programs read and write.
+    /// Input and output of programs.
     Programs,
-    /// Connections with what listens in the guest.
+    /// Connections to listening ports in the guest.
     Forwards,
-    /// Files that are copied.
+    /// Copied files.
     Copies,
 }
 
 impl Beside {
-    /// What an agent says that it can, if it answers these calls. (Those that run programs have always had that with the rest.)
+    /// Returns the capability of agents that support these calls. (Running programs has always been a part of
+    /// `machine`.)
     pub fn capability(self) -> &'static str {
         match self {
             Self::Programs => "machine",
@@ -73,7 +75,7 @@ impl Beside {
         }
     }
 
-    /// What is said where another program has the session.
+    /// Returns the error for calls where another program has the session.
     pub fn elsewhere(self) -> &'static str {
         match self {
             Self::Programs => "programs are run in a guest on its own host only",
@@ -83,7 +85,7 @@ impl Beside {
     }
 }
 
-/// Calls that take their turns.
+/// Calls that wait for their turns.
 #[derive(Debug)]
 struct Queue {
     waiting: Arc<Semaphore>,
@@ -91,24 +93,24 @@ struct Queue {
 }
 
 impl Queue {
-    /// So many may be under way, and none is.
+    /// Creates a queue from which so many calls may be under way.
     fn of(places: usize) -> Self {
         Self { waiting: Arc::new(Semaphore::new(WAITING)), places: Arc::new(Semaphore::new(places)) }
     }
 }
 
-/// A call of a guest is under way until this is dropped.
+/// Permission for one call, which is under way until this is dropped.
 #[derive(Debug)]
 #[allow(dead_code, reason = "held, not looked at")]
 pub enum Place {
-    /// Behind others.
+    /// The call holds its permits in a queue.
     InTurn(OwnedSemaphorePermit, OwnedSemaphorePermit),
-    /// Beside them.
+    /// The call runs beside the queues, within the caller's own limit.
     Own(Stream),
 }
 
 impl Desks {
-    /// That of the VM of this name.
+    /// Returns the desk of the VM with this name. Forgets desks that have been idle for a while.
     pub fn of(&self, name: &str, limits: &Limits) -> Arc<Desk> {
         let now = Instant::now();
         let mut desks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,12 +124,12 @@ impl Desks {
 }
 
 impl Desk {
-    /// There are connections beside the session.
+    /// Reports whether there are connections beside the session.
     fn is_in_use(&self) -> bool {
         self.streams.is_in_use() || self.copies.is_in_use()
     }
 
-    /// The connections beside the session of this kind.
+    /// Returns the connections beside the session of this kind.
     pub fn beside(&self, beside: Beside) -> &Streams {
         match beside {
             Beside::Programs | Beside::Forwards => &self.streams,
@@ -135,8 +137,8 @@ impl Desk {
         }
     }
 
-    /// A quarter of what the guest may send at once, beside as many large answers as are under way, and half of what it may in
-    /// the long run: the rest is for its events.
+    /// Creates a desk. Its answers may use a quarter of the guest's burst, besides one large answer for each call
+    /// under way, and half of its rate in the long run. The rest is for the guest's events.
     fn new(limits: &Limits) -> Self {
         #[allow(clippy::cast_precision_loss, reason = "nobody allows that many bytes")]
         let burst = limits.byte_burst() as f64 / 4.0;
@@ -146,10 +148,10 @@ impl Desk {
         Self { usual, urgent, search, patient, streams, copies, pace: Mutex::new(pace) }
     }
 
-    /// Waits for the turn of this caller's call, behind those of the same kind.
+    /// Waits for the turn of this caller's call, behind earlier calls of the same kind.
     ///
     /// # Errors
-    /// If too many wait.
+    /// If too many calls wait.
     pub async fn place(&self, turn: Turn, caller: &Caller) -> Result<Place, Status> {
         let Queue { waiting, places } = match turn {
             Turn::Usual => &self.usual,
@@ -166,7 +168,7 @@ impl Desk {
         Ok(Place::InTurn(waiting, place))
     }
 
-    /// An answer has come that has so many bytes: returns when as many more may come.
+    /// Counts an answer with so many bytes, and returns when further ones may come.
     pub async fn count(&self, bytes: usize) {
         #[allow(clippy::cast_precision_loss, reason = "no answer is that large")]
         let bytes = bytes as f64;

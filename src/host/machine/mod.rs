@@ -1,5 +1,6 @@
-//! What people ask of the agent in a guest, and this host half only hands on: for whom, within a time, and of each guest so much
-//! at a time. The agent decides whether it is done, and the rules of access whether it is handed on at all.
+//! Calls of people that this host half only passes to the agent in a guest: each on behalf of its caller, with a
+//! timeout, and with a limit for each guest. The agent decides whether to carry out a call; the access rules
+//! decide whether it is passed on at all.
 //!
 //! ```text
 //! guestctl ──▶ api ──admitted──▶ desk of the VM ──▶ agent, on behalf of the caller ──▶ answer, cleaned
@@ -25,12 +26,12 @@ use super::text;
 pub use desk::{Beside, Desks};
 pub use streams::Stream;
 
-/// Hands a request on, and returns what the agent answers.
+/// Passes a request to the agent, and returns its answer.
 ///
 /// # Errors
-/// As the agent; `NOT_FOUND`, `FAILED_PRECONDITION`, `UNAVAILABLE`, `UNIMPLEMENTED` if it cannot be asked, `RESOURCE_EXHAUSTED`
-/// if too many wait for it, `DEADLINE_EXCEEDED` if it takes too long. After the last one, and after `UNAVAILABLE`, what was
-/// asked for may have been done.
+/// The agent's errors; `NOT_FOUND`, `FAILED_PRECONDITION`, `UNAVAILABLE`, `UNIMPLEMENTED` if it cannot be called,
+/// `RESOURCE_EXHAUSTED` if too many calls wait for it, `DEADLINE_EXCEEDED` if it takes too long. After the last
+/// one, and after `UNAVAILABLE`, the request may have been carried out.
 pub async fn hand_on<R: HandedOn>(
     desks: &Desks,
     fleet: &Handle,
@@ -57,10 +58,10 @@ pub async fn hand_on<R: HandedOn>(
     })
 }
 
-/// A place for one more stream of this kind of a VM's guest, which has a session.
+/// Reserves one more stream of this kind to a VM's guest, which must have a session.
 ///
 /// # Errors
-/// If the guest cannot be asked, or has too many.
+/// If the guest cannot be called, or has too many streams.
 pub async fn place_for_stream(
     desks: &Desks,
     fleet: &Handle,
@@ -79,7 +80,7 @@ fn unknown() -> Status {
     Status::not_found("there is no such VM")
 }
 
-/// Whether the agent in the guest of a VM with a session has this capability.
+/// Reports whether the agent of a VM has a session and this capability.
 ///
 /// # Errors
 /// When the fleet has ended, or knows no such VM.
@@ -90,7 +91,7 @@ pub async fn is_able(fleet: &Handle, name: &str, capability: &str) -> Result<boo
     )
 }
 
-/// What is said of an agent that cannot do what is asked.
+/// Returns the error for an agent that is too old for a call.
 pub fn too_old(name: &str) -> Status {
     Status::unimplemented(format!(
         "the agent in the guest of {name:?} is too old for this; update guestlet in the guest"
@@ -102,7 +103,7 @@ async fn agent_with(fleet: &Handle, name: &str, capability: &str) -> Result<Agen
         Reach::Session { agent, capabilities } if capabilities.iter().any(|one| one == capability) => {
             Ok(agent)
         }
-        // Another program has its session, and knows what it can.
+        // Another program has its session, and knows the capabilities of the agent.
         Reach::Session { agent, .. } if agent.is_elsewhere() => Ok(agent),
         Reach::Session { .. } => Err(too_old(name)),
         Reach::Paused => Err(Status::failed_precondition("the VM is paused: its guest cannot answer")),
@@ -116,7 +117,7 @@ async fn agent_with(fleet: &Handle, name: &str, capability: &str) -> Result<Agen
     }
 }
 
-/// What an agent said, cleaned; of one that has gone, that nothing was said.
+/// Cleans an error of an agent. If the session has ended, replaces it by one that says so.
 fn said(status: &Status) -> Status {
     if std::error::Error::source(status).is_some() && status.code() != Code::OutOfRange {
         return Status::unavailable(
@@ -125,7 +126,7 @@ fn said(status: &Status) -> Status {
     }
     let words = text::clean_words(status.message());
     match status.code() {
-        // No word of the guest's may be taken for one about VMs.
+        // A guest must not be able to make it look as if the VM did not exist.
         Code::NotFound => Status::failed_precondition(words),
         code => Status::new(code, words),
     }

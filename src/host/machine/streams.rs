@@ -1,5 +1,5 @@
-//! What callers have of one guest for as long as they like, and how many each may have: whoever is not root cannot keep root out, nor
-//! anybody else.
+//! Limits for what callers may keep open in one guest for as long as they like. Callers other than root cannot use
+//! up what is reserved for root, nor one caller what the others need.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,27 +8,27 @@ use tonic::Status;
 
 use crate::host::caller::Caller;
 
-/// How many there may be.
+/// Limits of one kind of stream.
 #[derive(Debug)]
 pub struct Bounds {
-    /// What they are, for people, in the plural.
+    /// Name of the kind for messages, in the plural.
     pub of: &'static str,
-    /// Of one guest.
+    /// Most streams of one guest.
     pub all: usize,
-    /// Of all callers but root.
+    /// Most streams of all callers but root together.
     pub others: usize,
-    /// Of one caller but root.
+    /// Most streams of one caller other than root.
     pub of_one: usize,
 }
 
-/// By callers, as records name them; root is the empty name. None counts nothing.
+/// Number of streams by caller, named as in records. Root has the empty name. A count is never 0.
 type Table = BTreeMap<String, usize>;
 
-/// How many there are; clones share it.
+/// Streams that are open, with their limits; clones share them.
 #[derive(Debug, Clone)]
 pub struct Streams(Arc<(Bounds, Mutex<Table>)>);
 
-/// One of them, until this is dropped.
+/// Stream that counts until this is dropped.
 #[derive(Debug)]
 pub struct Stream {
     streams: Streams,
@@ -48,20 +48,20 @@ impl Drop for Stream {
 }
 
 impl Streams {
-    /// None yet, and at most so many.
+    /// Creates a counter with these limits.
     pub fn within(bounds: Bounds) -> Self {
         Self(Arc::new((bounds, Mutex::default())))
     }
 
-    /// There are some.
+    /// Reports whether any stream is open.
     pub fn is_in_use(&self) -> bool {
         !self.table().is_empty()
     }
 
-    /// A place for one more of this caller.
+    /// Reserves one more stream for this caller.
     ///
     /// # Errors
-    /// If there are too many.
+    /// If a limit is reached.
     pub fn place(&self, caller: &Caller) -> Result<Stream, Status> {
         let Bounds { of, all, others, of_one } = self.0.0;
         let is_root = matches!(caller, Caller::User { uid: 0, .. });
@@ -87,7 +87,7 @@ impl Streams {
     }
 
     fn table(&self) -> std::sync::MutexGuard<'_, Table> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A panic under the lock leaves the table consistent, so poisoning can be ignored.
         self.0.1.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,28 +1,28 @@
-//! Load balancers of clusters, and what is forwarded for them.
+//! Metrics of the load balancers of clusters, and of the forwarding for them.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::head;
 
-/// What load balancers are, in the order in which they are counted.
+/// States of load balancers, in the order of their counts.
 const STATES: [&str; 3] = ["ready", "pending", "failed"];
 
-/// How many there are of each state.
+/// Number of load balancers in each state.
 pub type Counts = [u64; STATES.len()];
 
-/// Load balancers and the rules by which the kernel forwards.
+/// Counters of load balancers, and of the kernel's forwarding rules.
 #[derive(Debug, Default)]
 pub struct Balancers {
     counts: [AtomicU64; STATES.len()],
-    /// How often somebody else had changed the rules.
+    /// Number of times that another program had changed the rules, which were then restored.
     pub repairs: AtomicU64,
-    /// What is to be forwarded is not.
+    /// True while traffic that should be forwarded is not.
     pub is_failing: AtomicBool,
 }
 
 impl Balancers {
-    /// There are so many now: ready, pending and failed ones.
+    /// Sets the current numbers of load balancers: ready, pending and failed.
     pub fn set(&self, counts: Counts) {
         for (place, count) in self.counts.iter().zip(counts) {
             place.store(count, Ordering::Relaxed);

@@ -1,34 +1,34 @@
-//! How exporters in guests answer.
+//! Counters of requests to exporters in guests, by outcome.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-/// How one has answered.
+/// Outcome of a request to an exporter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// With metrics.
+    /// The exporter answered with metrics.
     Answered,
-    /// The guest does not let it be reached.
+    /// The guest does not allow connections to the exporter.
     Denied,
-    /// There is no session, or nothing answers there.
+    /// The guest has no session, or nothing listens at the address.
     Unreachable,
-    /// Not in time.
+    /// The exporter did not answer in time.
     Late,
-    /// With more bytes than it may.
+    /// The answer had more bytes than allowed.
     TooLarge,
-    /// With something else, or with more series than it may.
+    /// The answer was not metrics, or had more series than allowed.
     Wrong,
 }
 
 const OUTCOMES: [&str; 6] = ["answered", "denied", "unreachable", "late", "too-large", "wrong"];
 
-/// How often exporters have answered how, by jobs, of which settings have few.
+/// Number of requests by job and outcome. Jobs come from the settings, so there are few.
 #[derive(Debug, Default)]
 pub struct Exporters(Mutex<BTreeMap<String, [u64; OUTCOMES.len()]>>);
 
 impl Exporters {
-    /// One of this job has answered so once more.
+    /// Counts one more request of this job.
     pub fn count(&self, job: &str, outcome: Outcome) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !all.contains_key(job) {

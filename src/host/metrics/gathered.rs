@@ -1,29 +1,29 @@
-//! How guests answer when they are asked for what they measure.
+//! Counters of requests for the metrics of guests, by outcome.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How one has answered.
+/// Outcome of a request for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// With what it measures.
+    /// The guest answered with its metrics.
     Answered,
-    /// That it does not tell this host half.
+    /// The guest denies this host half its metrics, or does not support the call.
     Denied,
-    /// Not in time.
+    /// The guest did not answer in time.
     Late,
-    /// With another error, or its session has ended.
+    /// The guest answered with another error, or its session has ended.
     Failed,
 }
 
 const OUTCOMES: [&str; 4] = ["answered", "denied", "late", "failed"];
 
-/// How often guests have answered how.
+/// Number of requests by outcome.
 #[derive(Debug, Default)]
 pub struct Gathered([AtomicU64; OUTCOMES.len()]);
 
 impl Gathered {
-    /// One more has answered so.
+    /// Counts one more request.
     pub fn count(&self, outcome: Outcome) {
         self.0[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }

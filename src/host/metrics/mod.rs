@@ -1,5 +1,5 @@
-//! What the host half counts, and its form for Prometheus (text format 0.0.4). Who serves it, beside what guests measure, is
-//! [`scrape`](super::scrape).
+//! Metrics of the host half, and their rendering for Prometheus (text format 0.0.4). [`scrape`](super::scrape)
+//! serves them, together with the metrics of guests.
 //!
 //! To add a counter: a field, where it counts, and its line in [`render`].
 
@@ -12,44 +12,44 @@ pub mod exporters;
 pub mod gathered;
 pub mod operations;
 
-/// How many VMs and sessions there are, as they stand.
+/// Current numbers of VMs and sessions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// VMs.
+    /// All VMs.
     pub vms: usize,
-    /// Open sessions.
+    /// VMs with an open session.
     pub connected: usize,
-    /// Sessions to be.
+    /// VMs whose session is being established.
     pub connecting: usize,
-    /// Refused guests.
+    /// VMs whose guest is refused.
     pub refused: usize,
     /// VMs that are off.
     pub gone: usize,
-    /// VMs without vsock.
+    /// VMs that have no vsock, so no agent can be reached.
     pub no_vsock: usize,
-    /// Callbacks that guests use.
+    /// Open callbacks of guests.
     pub callbacks: usize,
-    /// VMs that stand still because a disk could not be read or written.
+    /// VMs that are paused because a disk could not be read or written.
     pub stopped: usize,
 }
 
-/// What there is for the volumes of a class, as it was when it was looked at the last time.
+/// Space for the volumes of a class, as last determined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Room {
     /// The name of the class.
     pub class: String,
-    /// Bytes in all, and those of them that are free; none while it cannot be used.
+    /// Total and free bytes; `None` while the pool cannot be used.
     pub bytes: Option<(u64, u64)>,
 }
 
-/// Counters since the host half started. Sessions count; nobody waits for anybody.
+/// Counters since the host half started. They are atomic, so counting never blocks a session.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Streams dialled, both channels.
+    /// Attempts to dial, for sessions and for streams beside them.
     pub dials: AtomicU64,
-    /// Those that did not come about.
+    /// Attempts to dial that failed.
     pub dial_failures: AtomicU64,
-    /// Sessions begun.
+    /// Sessions opened.
     pub sessions: AtomicU64,
     /// Sessions and guests refused.
     pub refusals: AtomicU64,
@@ -57,47 +57,47 @@ pub struct Metrics {
     pub events: AtomicU64,
     /// Events of guests that were lost.
     pub missed_events: AtomicU64,
-    /// Calls of guests.
+    /// Calls of guests to this host half.
     pub callback_calls: AtomicU64,
-    /// Calls of the admin API that their callers may not make.
+    /// Calls of the admin API that were denied.
     pub denied_calls: AtomicU64,
-    /// Records of who did what that could not be written to their file.
+    /// Audit records that could not be written to their file.
     pub lost_records: AtomicU64,
-    /// Questions to what the backend learns of VMs from that were not answered.
+    /// Failed requests of the backend to its source of VMs, such as the API server.
     pub backend_failures: AtomicU64,
-    /// Bytes from guests.
+    /// Bytes received from guests.
     pub bytes_received: AtomicU64,
-    /// Bytes to guests.
+    /// Bytes sent to guests.
     pub bytes_sent: AtomicU64,
-    /// Freezes of guests that are over.
+    /// Ended freezes of guests, by reason.
     pub freezes: Freezes,
-    /// What their receipts say.
+    /// Receipts of these freezes, by consistency level.
     pub receipts: Receipts,
-    /// Requests of disks that failed on the host.
+    /// I/O requests of disks that failed on the host.
     pub io_errors: IoErrors,
     /// Load balancers of clusters.
     pub balancers: balancers::Balancers,
-    /// How guests answer when they are asked for what they measure.
+    /// Requests for the metrics of guests, by outcome.
     pub gathered: gathered::Gathered,
-    /// How exporters in them do.
+    /// Requests to exporters in guests, by outcome.
     pub exporters: exporters::Exporters,
-    /// From the dial to the open session.
+    /// Time from the dial to the open session.
     pub connect: Histogram,
-    /// Operations on volumes.
+    /// Operations on volumes, by outcome, and their duration.
     pub volumes: operations::Volumes,
-    /// Calls of hypervisors.
+    /// Calls to hypervisors, by outcome, and their duration.
     pub hypervisors: operations::Hypervisors,
 }
 
-/// What may have ended a freeze, as guests say it; anything else counts as the last one.
+/// Reasons for the end of a freeze, as guests report them. Any other reason counts as the last one.
 const ENDS: [&str; 7] = ["asked", "deadline", "person", "crash", "hang", "failed", "other"];
 
-/// Freezes of guests that are over, by what ended them.
+/// Counters of ended freezes, by the reason for their end.
 #[derive(Debug, Default)]
 pub struct Freezes([AtomicU64; ENDS.len()]);
 
 impl Freezes {
-    /// One more is over.
+    /// Counts one more ended freeze.
     pub fn ended(&self, word: &str) {
         let place = ENDS.iter().position(|end| *end == word).unwrap_or(ENDS.len() - 1);
         self.0[place].fetch_add(1, Ordering::Relaxed);
@@ -110,15 +110,15 @@ impl Freezes {
     }
 }
 
-/// What snapshots are worth by the receipts of guests, as these say it.
+/// Consistency levels of snapshots, as the receipts of guests name them.
 const LEVELS: [&str; 3] = ["crash", "filesystem", "application"];
 
-/// Receipts of freezes, by their level; an agent that makes none is not counted.
+/// Counters of receipts of freezes, by consistency level. A freeze without a receipt is not counted.
 #[derive(Debug, Default)]
 pub struct Receipts([AtomicU64; LEVELS.len()]);
 
 impl Receipts {
-    /// There is one more.
+    /// Counts one more receipt of this level. An unknown level is not counted.
     pub fn add(&self, level: &str) {
         if let Some(place) = LEVELS.iter().position(|known| *known == level) {
             self.0[place].fetch_add(1, Ordering::Relaxed);
@@ -134,12 +134,12 @@ impl Receipts {
     }
 }
 
-/// Requests of disks that failed on the host: for want of room, and others.
+/// Counters of disk requests that failed on the host: for lack of space, and for other reasons.
 #[derive(Debug, Default)]
 pub struct IoErrors([AtomicU64; 2]);
 
 impl IoErrors {
-    /// So many more have failed.
+    /// Counts `count` more failed requests; `no_space` says whether for want of space on the host.
     pub fn add(&self, no_space: bool, count: u64) {
         self.0[usize::from(!no_space)].fetch_add(count, Ordering::Relaxed);
     }
@@ -153,10 +153,10 @@ impl IoErrors {
     }
 }
 
-/// Upper bounds in seconds of all buckets but the last.
+/// Upper bounds of all buckets but the last, in seconds.
 const BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0];
 
-/// How often something took how long.
+/// Histogram of durations.
 #[derive(Debug, Default)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS.len() + 1],
@@ -164,7 +164,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// It took `time` once more.
+    /// Counts one more duration.
     pub fn observe(&self, time: Duration) {
         let seconds = time.as_secs_f64();
         let place = BUCKETS.iter().position(|bound| seconds <= *bound).unwrap_or(BUCKETS.len());
@@ -177,7 +177,7 @@ impl Histogram {
         self.render_with(text, name, "");
     }
 
-    /// With a label, as `name="value"`.
+    /// Renders the histogram with a label, given as `name="value"`.
     fn render_with(&self, text: &mut String, name: &str, label: &str) {
         let mut sum = 0;
         let comma = if label.is_empty() { "" } else { "," };
@@ -192,7 +192,7 @@ impl Histogram {
     }
 }
 
-/// Everything as Prometheus reads it.
+/// Renders all metrics of the host half for Prometheus.
 pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration) -> String {
     let mut text = String::new();
     head(&mut text, "guestlet_host_info", "gauge", "The running version.");

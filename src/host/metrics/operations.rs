@@ -1,4 +1,4 @@
-//! What is done to volumes, and what hypervisors are told: how often, how long, and how it ended.
+//! Counters and durations of operations on volumes and of calls to hypervisors, by outcome.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Histogram;
 
-/// Of one kind of work: how often each of the named outcomes was, and how long the work took.
+/// Counts by outcome, and durations, of one kind of work.
 #[derive(Debug)]
 struct One<const OUTCOMES: usize> {
     counts: [AtomicU64; OUTCOMES],
@@ -19,24 +19,24 @@ impl<const OUTCOMES: usize> Default for One<OUTCOMES> {
     }
 }
 
-/// What is done to a volume.
+/// Operation on a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// It is made.
+    /// Create the volume.
     Create,
-    /// It is removed.
+    /// Remove the volume.
     Remove,
-    /// It is plugged into a VM.
+    /// Attach the volume to a VM.
     Publish,
-    /// It is taken away from a VM.
+    /// Detach the volume from a VM.
     Unpublish,
-    /// It is made larger.
+    /// Expand the volume.
     Expand,
 }
 
 const OPERATIONS: [&str; 5] = ["create", "remove", "publish", "unpublish", "expand"];
 
-/// How an operation ended: the names of gRPC's codes, as a caller was told.
+/// Outcomes of an operation: the names of the gRPC codes that were returned to the caller.
 const CODES: [&str; 13] = [
     "OK",
     "INVALID_ARGUMENT",
@@ -53,12 +53,12 @@ const CODES: [&str; 13] = [
     "UNKNOWN",
 ];
 
-/// Operations on volumes.
+/// Counters of operations on volumes.
 #[derive(Debug, Default)]
 pub struct Volumes([One<{ CODES.len() }>; OPERATIONS.len()]);
 
 impl Volumes {
-    /// One more has ended with this code of gRPC, after `time`.
+    /// Counts one more operation, which ended with this gRPC code after `time`.
     pub fn ended(&self, operation: Operation, code: tonic::Code, time: Duration) {
         let name = match code {
             tonic::Code::Ok => "OK",
@@ -100,27 +100,27 @@ impl Volumes {
     }
 }
 
-/// How a call of a hypervisor ended.
+/// Outcome of a call to a hypervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// With an answer.
+    /// The hypervisor answered.
     Done,
-    /// The hypervisor refused.
+    /// The hypervisor returned an error.
     Refused,
-    /// It did not answer in time.
+    /// The hypervisor did not answer in time.
     Silent,
-    /// There was no connection, or it ended meanwhile.
+    /// No connection could be established, or it ended during the call.
     Unreachable,
 }
 
 const OUTCOMES: [&str; 4] = ["done", "refused", "silent", "unreachable"];
 
-/// Calls of hypervisors.
+/// Counters of calls to hypervisors.
 #[derive(Debug, Default)]
 pub struct Hypervisors(One<{ OUTCOMES.len() }>);
 
 impl Hypervisors {
-    /// One more call has ended so, after `time`.
+    /// Counts one more call, which ended with this outcome after `time`.
     pub fn ended(&self, outcome: Outcome, time: Duration) {
         self.0.counts[outcome as usize].fetch_add(1, Ordering::Relaxed);
         self.0.time.observe(time);

@@ -1,7 +1,8 @@
-//! What the controller asks of this node: the agents of its guests.
+//! Requests of the controller to this node: calls to the agents of its guests.
 //!
-//! The controller takes a disk from a guest that cannot be asked, so that is said ([`Code::NotFound`](tonic::Code::NotFound))
-//! only of guests of which this node knows it: nothing leads to an agent in them, or none has answered for long.
+//! The controller detaches a disk from a guest whose agent cannot be asked. This is therefore reported
+//! ([`Code::NotFound`](tonic::Code::NotFound)) only if this node is certain: there is no way to an agent in the
+//! guest, or none has answered for a long time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,21 +21,21 @@ use crate::wire::proto::v1::{
     RunningVirtualMachine, SessionState,
 };
 
-/// How long an agent is dialled in vain before there is taken to be none: one that is started again, or whose guest boots, is
-/// there sooner.
+/// Time without a session after which a guest is considered to have no agent. An agent that restarts, or whose
+/// guest boots, is back sooner.
 const NONE_AFTER: Duration = Duration::from_secs(60);
 
-/// Answers the controller.
+/// Implementation of `guestlet.v1.Guests` for the controller.
 #[derive(Debug, Clone)]
 pub struct Guests {
-    /// Has the sessions.
+    /// Fleet, which has the sessions.
     pub fleet: Handle,
-    /// Says which VirtualMachineInstances they are with.
+    /// VirtualMachineInstances of this node.
     pub roster: Arc<Roster>,
 }
 
 impl Guests {
-    /// For calls of the agent in a VM, if that is the one that is meant.
+    /// Returns the calls to the agent in a VM, after checking that this instance of the VM runs here.
     async fn calls(
         &self,
         vm: Option<RunningVirtualMachine>,
@@ -52,9 +53,9 @@ impl Guests {
         if known.is_some_and(|known| has_no_agent(known.view.session())) {
             return Err(Status::not_found(NO_SESSION));
         }
-        // A session may just be about to come, as when this program has just started.
+        // A session may be about to open, for example when this program has just started.
         let reach = self.fleet.meet(&name, MEETING).await.map_err(stopped)?;
-        // The session is with the VM that was checked, or with the one that has come in its place.
+        // The session may be with another instance that has taken the place of the checked one, so the check is repeated.
         if !self.roster.get(&name).is_some_and(|one| is_it(&one)) {
             return Err(Status::unavailable(format!("the VM {name} has just left this node")));
         }
@@ -84,16 +85,16 @@ impl Guests {
     }
 }
 
-/// Whether nothing leads to an agent in a guest with this state of its session.
+/// Returns whether this state of the session means that there is no way to an agent in the guest.
 fn has_no_agent(session: SessionState) -> bool {
     matches!(session, SessionState::NoVsock | SessionState::Gone)
 }
 
-/// What is said of a guest whose session has been in this state for so long, for this reason.
+/// Returns the status for a guest without a session, from the state, its reason, and how long it has lasted.
 fn without_session(session: SessionState, reason: &str, lasts: Duration) -> Status {
     match session {
         session if has_no_agent(session) => Status::not_found(NO_SESSION),
-        // There is one, which obeys somebody else.
+        // There is an agent, but another host half holds the guest or the guest is not trusted. It may be using the disk.
         SessionState::Refused => {
             let words = format!("the session with the agent in this guest is refused: {reason}");
             Status::failed_precondition(words)
@@ -103,17 +104,17 @@ fn without_session(session: SessionState, reason: &str, lasts: Duration) -> Stat
     }
 }
 
-/// What an agent said; of one that has gone, that nothing was said.
+/// Returns the answer of an agent with its error text cleaned; if the connection broke, a status that says so.
 fn told<T>(answer: Answer<T>) -> Answer<T> {
     answer.map_err(|status| match std::error::Error::source(&status) {
-        // What has become of the call is not known.
+        // The outcome of the call is unknown.
         Some(_) => Status::unavailable("the session with the agent ended"),
         None => Status::new(status.code(), text::clean_words(status.message())),
     })
 }
 
-/// A disk by its name alone, which is all that is wanted: whatever else a guest says of it must not fill the stream that all
-/// guests of the node share.
+/// Returns a disk with its name alone. The controller needs nothing else, and other data of the guest must not
+/// fill the stream that all guests of the node share.
 fn named(disk: &Disk) -> Disk {
     Disk { name: text::clean(&disk.name), ..Disk::default() }
 }

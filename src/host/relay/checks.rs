@@ -1,5 +1,5 @@
-//! Which health checks the agents of guest clusters make, as the controller says it: one long poll for each cluster that has VMs on this
-//! node, whichever of its VMs it is made for.
+//! Health checks for the agents of guest clusters, from the controller: one long poll for each cluster that has
+//! VMs on this node, made on behalf of any one of these VMs.
 //!
 //! ```text
 //!  session of a VM ──checks──▶ its cluster's poll ──WatchChecks──▶ controller
@@ -7,7 +7,7 @@
 //!       └────── what has changed ──┘
 //! ```
 //!
-//! What was told stays while the controller cannot be asked: agents go on.
+//! While the controller cannot be reached, the last known checks stay in force and agents continue with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,15 +22,16 @@ use crate::host::for_guests::Checks;
 use crate::supervise::Children;
 use crate::wire::proto::v1::{RunningVirtualMachine, WatchChecksRequest, WatchChecksResponse};
 
-/// For how long a poll waits.
+/// Time in seconds that a poll waits at the controller.
 const WAIT_SECONDS: u32 = 60;
-/// Beyond that, how long its answer may take.
+/// Time for the answer of a poll, in addition to its wait.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Between two polls where the one before has failed, at first and at most; the latter also where the controller is too old to be asked.
+/// First and longest delay after a failed poll. The longest one also applies if the controller is too old for the
+/// call.
 const AGAIN: Duration = Duration::from_secs(1);
 const SELDOM: Duration = Duration::from_secs(60);
 
-/// The polls of a node; clones share them.
+/// Long polls of a node; clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Polls {
     clusters: Arc<Mutex<BTreeMap<String, Cluster>>>,
@@ -40,22 +41,23 @@ pub(super) struct Polls {
 #[derive(Debug)]
 struct Cluster {
     told: watch::Sender<Arc<Checks>>,
-    /// Names of VMs of it that had sessions here.
+    /// Names of the cluster's VMs that have had sessions here.
     vms: BTreeSet<String>,
 }
 
 impl Polls {
-    /// None yet; tasks of these children make them.
+    /// Creates an empty set of polls, which will run as tasks of these children.
     pub(super) fn new(tasks: Children) -> Self {
         Self { clusters: Arc::default(), tasks }
     }
 
     fn clusters(&self) -> MutexGuard<'_, BTreeMap<String, Cluster>> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A panic under the lock cannot leave the map half changed.
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the agent of a VM is to check.
+    /// Returns the health checks for the agent of a VM, and starts the poll of its cluster if need be. `None` if the
+    /// VM has no cluster.
     pub(super) fn of(&self, relay: &Relay, vm: &Vm) -> Option<watch::Receiver<Arc<Checks>>> {
         if vm.cluster.is_empty() {
             return None;
@@ -75,7 +77,7 @@ impl Polls {
         Some(told)
     }
 
-    /// Follows the checks of a cluster, until no session wants them any more.
+    /// Follows the checks of a cluster until no session needs them.
     async fn follow(&self, relay: &Relay, cluster: &str) {
         let Some(told) = self.clusters().get(cluster).map(|of| of.told.clone()) else { return };
         let mut again = AGAIN;
@@ -83,7 +85,7 @@ impl Polls {
             tokio::select! {
                 () = told.closed() => {
                     let mut clusters = self.clusters();
-                    // Somebody may have come meanwhile.
+                    // A session may have subscribed in the meantime.
                     if told.is_closed() {
                         clusters.remove(cluster);
                         return;
@@ -102,7 +104,7 @@ impl Polls {
         }
     }
 
-    /// Asks once.
+    /// Makes one long poll, and publishes its answer if the generation has changed.
     async fn poll(
         &self,
         relay: &Relay,
@@ -131,7 +133,7 @@ impl Polls {
         Ok(())
     }
 
-    /// A VM of the cluster that runs on this node.
+    /// Returns a VM of the cluster that runs on this node.
     fn running(&self, relay: &Relay, cluster: &str) -> Option<RunningVirtualMachine> {
         let mut clusters = self.clusters();
         let vms = &mut clusters.get_mut(cluster)?.vms;

@@ -1,4 +1,4 @@
-//! The connection of a node with the controller of its cluster.
+//! Connection of a node to the controller of its cluster.
 //!
 //! ```text
 //!  Lease ──address, CA──▶ join, if there is no certificate ──▶ connect ──▶ attend
@@ -6,10 +6,11 @@
 //!    └──────────── wait (backoff) ◀──ends, or another one leads──────────────┘
 //! ```
 //!
-//! The Lease is read when there is no connection, when an answer is long in coming, and about every 30 s: a leader that stands
-//! still keeps its connections.
+//! The Lease is read when there is no connection, when an answer takes long, and about every 30 s, because a
+//! leader that hangs keeps its connections open.
 //!
-//! At half of its life a certificate is renewed, by another connection, as soon as no guest waits for an answer.
+//! A certificate is renewed at about half of its lifetime, over another connection, as soon as no guest waits for
+//! an answer.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,73 +46,75 @@ use crate::wire::proto::v1::controller_client::ControllerClient;
 use crate::wire::proto::v1::guests_server::GuestsServer;
 use crate::wire::proto::v1::{CallbackBounds, JoinRequest};
 
-/// How long each step to a connection may take.
+/// Timeout of each step of connecting.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// After so many connections in a row that did not last, another certificate is asked for.
+/// Number of consecutive short-lived connections after which another certificate is requested.
 const REFUSED: u32 = 5;
-/// How often it is looked whether the controller still leads, more or less: nodes do not do it all at once.
+/// Interval at which the node checks whether the controller is still the leader. It is randomized so that nodes do
+/// not all check at once.
 const LOOK: Duration = Duration::from_secs(30);
-/// Between two such looks at least, however many wait for answers.
+/// Shortest time between two such checks, however many calls wait for answers.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long the renewal of a certificate waits for a moment in which no guest waits for an answer.
+/// Longest time that the renewal of a certificate waits for a moment in which no guest's call is in progress.
 const QUIET: Duration = Duration::from_secs(3600);
-/// Calls of the controller that may be under way at a time.
+/// Limit on the concurrent calls of the controller.
 const OPEN_CALLS: u32 = 64;
-/// Bytes of one of them.
+/// Limit on the bytes of one call of the controller.
 const MAX_CALL: u32 = 16 * 1024;
-/// Bytes of the controller's answers: a page of a list of volumes is the longest.
+/// Limit on the bytes of the controller's answers. The largest is a page of a list of volumes.
 const MAX_ANSWER: usize = 4 << 20;
 
-/// Where the controller is looked for, and who looks.
+/// Parameters for finding and joining the controller.
 #[derive(Debug)]
 pub struct Site {
-    /// The API server, and who asks it.
+    /// Client configuration for the API server.
     pub cluster: kube::Config,
     /// The namespace of the Lease.
     pub namespace: String,
-    /// The file of the token that says which node this is.
+    /// File with the token that identifies this node.
     pub token: PathBuf,
-    /// Has the sessions with guests.
+    /// Fleet, which has the sessions with guests.
     pub fleet: Handle,
-    /// Says which VirtualMachineInstances they are with.
+    /// VirtualMachineInstances of this node.
     pub roster: Arc<Roster>,
     /// This run of the host half.
     pub half: Arc<Half>,
-    /// Is told what is in the way.
+    /// Reporter of connection problems.
     pub teller: Teller,
 }
 
-/// Keeps the connection.
+/// Connection to the controller, which is kept open.
 pub struct Link {
     site: Site,
     way: watch::Sender<Way>,
     doubt: Arc<Notify>,
     asking: Waiting,
-    /// What is asked as long as there may be a connection.
+    /// Tasks of the relay, such as long polls; they end with the link.
     _tasks: Scope,
 }
 
-/// Where the controller is that leads.
+/// Controller that is the leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Leader {
     address: String,
-    /// Who vouches for it, PEM.
+    /// CA certificate of the controller, in PEM.
     authority: String,
 }
 
-/// A certificate of a controller's CA.
+/// Certificate that the CA of a controller has issued to this node.
 struct Known {
     authority: String,
     key: NodeKey,
     certificate: CertificateDer<'static>,
-    /// When another one is to be had.
+    /// Time at which it is to be renewed.
     renewal: Instant,
-    /// Connections in a row that did not last.
+    /// Number of consecutive short-lived connections.
     failures: u32,
 }
 
 impl Known {
-    /// The same after a connection, unless it seems to be refused: then connections end as soon as they are made.
+    /// Returns the certificate after a connection has ended; `None` if it seems to be refused, because connections
+    /// with it end as soon as they are made.
     fn after(self, has_lasted: bool) -> Option<Self> {
         let failures = if has_lasted { 0 } else { self.failures + 1 };
         (failures < REFUSED).then_some(Self { failures, ..self })
@@ -119,7 +122,7 @@ impl Known {
 }
 
 impl Link {
-    /// One that is to be kept, and who hands calls on by it.
+    /// Creates a link, which has to be run, and a relay that forwards calls over it.
     pub fn new(site: Site) -> (Self, Relay) {
         let (way, told) = watch::channel(None);
         let doubt = Arc::new(Notify::new());
@@ -137,7 +140,7 @@ impl Link {
         (Self { site, way, doubt, asking, _tasks: tasks }, relay)
     }
 
-    /// Keeps it until it is dropped.
+    /// Keeps the connection until the future is dropped.
     pub async fn run(self) {
         let client = match kube::Client::try_from(self.site.cluster.clone()) {
             Ok(client) => client,
@@ -150,7 +153,7 @@ impl Link {
             let why = self.once(&client, &mut known, &mut made).await;
             self.tell(&why);
             let now = Instant::now();
-            // A controller that is not reached says nothing of the certificate.
+            // Without a connection, nothing can be concluded about the certificate.
             if let Some(made) = made {
                 let has_lasted = now - made >= LASTING;
                 if has_lasted {
@@ -167,7 +170,7 @@ impl Link {
         drop(self.way.send_replace(None));
     }
 
-    /// Connects once; returns why that is over, and when a connection was `made`, if one was.
+    /// Connects once. Returns why the connection ended, and in `made` the time at which it was established, if it was.
     async fn once(
         &self,
         client: &kube::Client,
@@ -201,7 +204,7 @@ impl Link {
         let mut attending = Box::pin(self.attend(controller.clone()));
         let doubted = self.until_another_leads(client, &leader);
         let mut doubted = std::pin::pin!(doubted);
-        // Whoever leads takes this node's stream before it takes anything else; it is there for the guests from now on.
+        // The leader takes this node's stream before any other call. From now on guests can use the connection.
         drop(self.way.send_replace(Some(controller)));
         self.site.teller.well();
         tracing::info!(controller = leader.address, "connected to the controller");
@@ -216,7 +219,7 @@ impl Link {
         })
     }
 
-    /// Who leads, and where it is.
+    /// Reads the leader and its address from the Lease.
     async fn leader(&self, client: &kube::Client) -> Result<Leader, String> {
         let leases = Api::<Lease>::namespaced(client.clone(), &self.site.namespace);
         let read = tokio::time::timeout(DEADLINE, leases.get_opt(lease::NAME)).await;
@@ -241,11 +244,12 @@ impl Link {
         }
     }
 
-    /// Waits until another one leads, as is looked when somebody has waited for long.
+    /// Waits until another controller is the leader. The Lease is read at intervals, and when a call has waited for
+    /// long.
     async fn until_another_leads(&self, client: &kube::Client, leader: &Leader) -> String {
         loop {
             tokio::time::sleep(LOOK_AGAIN).await;
-            // Nobody may be waiting here, and the controller for this node all the same.
+            // Without calls in progress here there is no doubt, but the controller may still be waiting for this node.
             let patience = LOOK.mul_f64(0.5 + fastrand::f64());
             drop(tokio::time::timeout(patience, self.doubt.notified()).await);
             match self.leader(client).await {
@@ -255,14 +259,14 @@ impl Link {
         }
     }
 
-    /// Waits until another certificate is to be had, and nobody waits for an answer by this one.
+    /// Waits until the certificate is to be renewed and no call over this connection waits for an answer.
     async fn until_renewed(&self, renewal: Instant) {
         tokio::time::sleep_until(renewal).await;
-        // In vain, if somebody always does.
+        // A timeout is accepted: with calls in progress all the time there is no better moment.
         drop(tokio::time::timeout(QUIET, self.asking.nobody()).await);
     }
 
-    /// A certificate of the controller.
+    /// Requests a certificate from the controller.
     async fn join(&self, leader: &Leader) -> Result<Known, String> {
         let begun = Instant::now();
         let token = token(&self.site.token)?;
@@ -290,13 +294,13 @@ impl Link {
             authority: leader.authority.clone(),
             key,
             certificate,
-            // Those of nodes that have joined at the same time are not renewed at the same time.
+            // Randomized, so that nodes that have joined at the same time do not renew at the same time.
             renewal: begun + lasting.mul_f64(0.9 + fastrand::f64() / 10.0),
             failures: 0,
         })
     }
 
-    /// Answers the controller until that is over; returns why.
+    /// Serves the calls of the controller until the stream ends; returns the reason.
     async fn attend(&self, mut controller: ControllerClient<http2::Client>) -> String {
         let guests = Guests { fleet: self.site.fleet.clone(), roster: Arc::clone(&self.site.roster) };
         let bounds = CallbackBounds {
@@ -315,7 +319,7 @@ impl Link {
     }
 }
 
-/// Connects with a controller. What this returns is to be polled.
+/// Connects to a controller. The returned connection has to be polled.
 async fn connect(
     leader: &Leader,
     config: Arc<ClientConfig>,
@@ -334,7 +338,7 @@ async fn connect(
     connected.map_err(|error| format!("cannot connect to the controller at {address}: {error}"))
 }
 
-/// The token, as it is now: it is another one now and then.
+/// Reads the token from its file each time, because it is replaced now and then.
 fn token(file: &Path) -> Result<String, String> {
     let read = Root::default().read(&file.to_string_lossy());
     let token = read.map_err(|error| format!("the token {} cannot be read: {error}", file.display()))?;

@@ -1,15 +1,15 @@
-//! Between the guests of a node and the controller of its cluster, which alone may plug volumes into VMs, and knows all VMs of a
-//! guest cluster.
+//! Relay between the guests of a node and the controller of its cluster. Only the controller may attach volumes to
+//! VMs, and only it knows all VMs of a guest cluster.
 //!
 //! ```text
 //!  guest ──call about volumes or its cluster──▶ session ──▶ Relay ──Ask──▶ controller
-//!        ──receipt of a freeze──▶ receipts ──where it is on this node's clock──▶ Relay ──AttachReceipt──▶ controller
+//!        ──receipt of a freeze──▶ receipts ──with its window on this node's clock──▶ Relay ──AttachReceipt──▶ controller
 //!  agent ◀──release, find── session ◀── attend ◀── (the node's stream)
-//!                                       link ──finds the controller by its Lease, joins, connects again
+//!                                       link ──finds the controller by its Lease, joins, reconnects
 //! ```
 //!
-//! Calls go on as the bytes that they are. Nothing is decided here: whose volume it is and where the VM runs, the controller
-//! asks of the API.
+//! Calls are forwarded as bytes. No decision is made here: the controller looks up in the API to whom a volume
+//! belongs and where the VM runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,35 +38,35 @@ use checks::Polls;
 pub use link::{Link, Site};
 pub use receipts::attach;
 
-/// Bytes of a call; a session takes no larger ones.
+/// Limit on the bytes of a call. Sessions accept no larger ones.
 const MAX_REQUEST: usize = 64 * 1024;
-/// How long a call waits for the controller: another leader takes over in this time.
+/// Time that a call waits for a connection to the controller; enough for another leader to take over.
 const MEETING: Duration = Duration::from_secs(20);
-/// The same of a call about the cluster, which has to be answered sooner, and is made again.
+/// Time that a call about the cluster waits. Such a call must be answered sooner, and is repeated.
 const MEETING_OF_CLUSTERS: Duration = Duration::from_secs(5);
-/// Long polls that may be under way at a time, of the 256 calls that the controller takes from a node.
+/// Limit on concurrent long polls, of the 256 calls that the controller accepts from a node.
 const POLLS: usize = 128;
-/// How long an answer may take before it is looked whether the controller is still the one that leads.
+/// Time without an answer after which the node checks whether the controller is still the leader.
 const SLOW: Duration = Duration::from_secs(5);
 
-/// The way to the controller, if there is one.
+/// Client of the controller, while there is a connection.
 type Way = Option<ControllerClient<http2::Client>>;
 
-/// Hands the calls of guests on to the controller.
+/// Relay that forwards the calls of guests to the controller.
 #[derive(Debug, Clone)]
 pub struct Relay {
     way: watch::Receiver<Way>,
     roster: Arc<Roster>,
-    /// Somebody has waited for long.
+    /// Notified when a call has waited for long, so that the link checks the leader.
     doubt: Arc<Notify>,
     asking: Waiting,
-    /// Places for long polls.
+    /// Permits for long polls.
     polls: Arc<Semaphore>,
-    /// What agents check.
+    /// Long polls for the health checks of agents.
     checks: Polls,
 }
 
-/// How many wait for an answer of the controller; clones share it.
+/// Number of calls that wait for an answer of the controller; clones share it.
 #[derive(Debug, Clone)]
 struct Waiting(watch::Sender<usize>);
 
@@ -77,15 +77,15 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// One more waits, until what this returns is dropped.
+    /// Counts one more waiting call, until the returned guard is dropped.
     fn one(&self) -> One {
         self.0.send_modify(|count| *count += 1);
         One(self.clone())
     }
 
-    /// Returns when nobody waits.
+    /// Completes when no call is waiting.
     async fn nobody(&self) {
-        // It fails only when nobody has the other end, which is here.
+        // This fails only if the sender is dropped, and `self` is the sender.
         drop(self.0.subscribe().wait_for(|count| *count == 0).await);
     }
 }
@@ -99,7 +99,8 @@ impl Drop for One {
 }
 
 impl Relay {
-    /// Hands a call on. One that `is_long` waits for news as it should, and keeps nobody from what is done when nobody waits.
+    /// Forwards a call. A long poll (`is_long`) is expected to wait, so it neither counts as waiting nor raises doubt
+    /// about the leader.
     async fn ask(
         self,
         vm: Arc<Vm>,
@@ -136,17 +137,17 @@ impl Relay {
         }
     }
 
-    /// A place for a long poll; other calls need none.
+    /// Returns a permit for a long poll; other calls need none.
     fn place(&self, is_long: bool) -> Result<Option<SemaphorePermit<'_>>, TryAcquireError> {
         is_long.then(|| self.polls.try_acquire()).transpose()
     }
 
-    /// The controller, as soon as there is one.
+    /// Waits for a connection to the controller.
     async fn meet(&self, meeting: Duration) -> Result<ControllerClient<http2::Client>, Status> {
         let (mut way, end) = (self.way.clone(), Instant::now() + meeting);
-        // The link has ended with the program.
+        // An error means that the link has ended, and the program with it.
         drop(tokio::time::timeout_at(end, way.wait_for(Option::is_some)).await);
-        // Why, the node's log and its doctor say: guests need not know how things are in the host cluster.
+        // The log of the node and its doctor show the cause. Guests must not learn details of the host cluster.
         let none = || Status::unavailable("guestlet's controller cannot be reached now; repeat the call");
         way.borrow().clone().ok_or_else(none)
     }
@@ -159,7 +160,7 @@ impl Volumes for Relay {
         Box::pin(async move { answer(asked.await) })
     }
 
-    /// Nothing but the settings bounds it: `KubeVirt` makes room.
+    /// Returns the limit of the settings. There is no other, because `KubeVirt` makes room for volumes as needed.
     async fn most(&self, vm: &Vm) -> u32 {
         vm.max_volumes
     }
@@ -185,7 +186,7 @@ impl Cloud for Relay {
         self.checks.of(self, vm)
     }
 
-    /// The agent reports the same by itself.
+    /// Ignores the results, because the agent also reports them to the controller itself.
     async fn checked(&self, _: &Vm, _: u64, _: Vec<HealthCheckResult>) {}
 }
 

@@ -1,7 +1,9 @@
-//! Receipts of freezes of this node's guests: each is read from its guest, its window is put on the clock of the node, and the
-//! controller is asked to say at the snapshots that were taken meanwhile what they are worth.
+//! Receipts of freezes of this node's guests. Each receipt is read from its guest, its window is converted to the
+//! clock of the node, and the controller is asked to annotate the snapshots that were taken in the window with
+//! their consistency.
 //!
-//! Nothing is kept: a receipt whose VM leaves the node within these minutes, or whose node half ends, stays in its guest alone.
+//! Nothing is stored: if the VM leaves the node within these minutes, or the node half ends, the receipt remains
+//! in its guest only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,23 +28,24 @@ use crate::wire::proto::v1::{
     RunningVirtualMachine, VirtualMachineEvent, event,
 };
 
-/// When the controller is asked, in seconds after the thaw: snapshots may be made, or known to be cut, later.
+/// Times of the requests to the controller, in seconds after the thaw. Snapshots may be created, or known to be
+/// taken, later.
 const AT: &[u64] = &[0, 3, 10, 30, 120, 300];
-/// The same of a freeze that failed: who froze may try again every few seconds.
+/// Times of the requests after a failed freeze, which may be repeated every few seconds.
 const AT_OF_FAILED: &[u64] = &[10];
-/// Receipts that are under way at a time; more are not attached.
+/// Limit on the receipts in progress. Further ones are not attached.
 const MOST: usize = 512;
-/// Freezes that are not over, of which it is remembered when they began.
+/// Limit on the freezes in progress whose beginning is remembered.
 const MOST_FROZEN: usize = 4096;
-/// How often a guest is asked for one receipt, and how long it is waited after a failure.
+/// Number of requests to a guest for one receipt, and the delay after a failed one.
 const ASKS: usize = 6;
 const AGAIN: Duration = Duration::from_secs(2);
-/// How long each answer may take.
+/// Timeout of each answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Clocks that are known to be as close are compared no more.
+/// Uncertainty of the clock difference at which no further comparison is made.
 const CLOSE: Duration = Duration::from_millis(20);
 
-/// A freeze that is over.
+/// Freeze that has ended.
 struct Over {
     vm: String,
     receipt: String,
@@ -50,13 +53,13 @@ struct Over {
     heard: Heard,
 }
 
-/// Attaches receipts until it is dropped, or the program ends.
+/// Attaches receipts until the future is dropped or the fleet has stopped.
 pub async fn attach(relay: Relay, fleet: Handle) {
     let Ok(Some(watched)) = fleet.watch(None, None).await else { return };
     let mut coming = watched.coming;
     let scope = Scope::new();
     let places = Arc::new(Semaphore::new(MOST));
-    // When which was heard to be frozen.
+    // Time at which each freeze was reported, by VM.
     let mut frozen = BTreeMap::new();
     loop {
         match coming.recv().await {
@@ -65,14 +68,14 @@ pub async fn attach(relay: Relay, fleet: Handle) {
                     begin(&relay, &fleet, &scope.children(), &places, over);
                 }
             }
-            // Whatever was frozen may be another freeze by now.
+            // Events were lost, so a remembered freeze may have been replaced by another one.
             Err(RecvError::Lagged(_)) => frozen.clear(),
             Err(RecvError::Closed) => return,
         }
     }
 }
 
-/// The freeze that is over by this event, if one is that has a receipt.
+/// Returns the freeze that this event ends, if it has a receipt.
 fn hear(frozen: &mut BTreeMap<String, SystemTime>, event: &VirtualMachineEvent) -> Option<Over> {
     let Some(Kind::GuestEvent(of_guest)) = &event.kind else { return None };
     let at = SystemTime::try_from(event.time?).ok()?;
@@ -92,7 +95,7 @@ fn hear(frozen: &mut BTreeMap<String, SystemTime>, event: &VirtualMachineEvent) 
                 heard,
             })
         }
-        // The agent, or its guest, is another one.
+        // The agent or its guest was restarted, so the freeze is no longer the same one.
         event::Kind::AgentStarted(_) => {
             frozen.remove(&event.name);
             None
@@ -119,7 +122,7 @@ fn begin(relay: &Relay, fleet: &Handle, tasks: &Children, places: &Arc<Semaphore
     });
 }
 
-/// Attaches one receipt.
+/// Attaches one receipt to the snapshots of its VM.
 async fn one(relay: &Relay, fleet: &Handle, instance: Instance, over: &Over) {
     let begun = Instant::now();
     let Over { vm, receipt, has_failed, heard } = over;
@@ -141,7 +144,7 @@ async fn one(relay: &Relay, fleet: &Handle, instance: Instance, over: &Over) {
             Ok(AttachReceiptResponse { pending, .. }) => {
                 problem = pending.then(|| Status::unavailable("some snapshots are still being made"));
             }
-            // The same again would be answered in the same way.
+            // The same request would get the same answer again.
             Err(status) if matches!(status.code(), Code::Unimplemented | Code::InvalidArgument) => {
                 tracing::info!(vm, receipt, "the controller cannot attach the receipt: {}", status.message());
                 return;
@@ -164,7 +167,8 @@ async fn ask(relay: &Relay, request: AttachReceiptRequest) -> Result<AttachRecei
     tokio::time::timeout(PATIENCE, asked).await.map_err(late)?
 }
 
-/// What is to be told of a receipt: it, and when its guest was frozen.
+/// Reads the receipt from its guest, and builds the request for the controller with the window in which the guest
+/// was frozen.
 async fn read(fleet: &Handle, over: &Over) -> Result<AttachReceiptRequest, String> {
     let mut envelope = None;
     let mut difference: Option<Difference> = None;
@@ -180,7 +184,7 @@ async fn read(fleet: &Handle, over: &Over) -> Result<AttachReceiptRequest, Strin
             }
             Err(status) => return Err(format!("cannot read the receipt: {}", status.message())),
         };
-        // Its first answer may have waited for the receipt to be written, and says little of the clocks.
+        // The first answer may have waited until the receipt was written. It then says little about the clocks.
         let found = Difference::of(asked, answer.boottime_ms, SystemTime::now());
         difference = match (difference, found) {
             (Some(before), Some(found)) => before.and(found).or(Some(found)),

@@ -1,11 +1,11 @@
-//! Puts the moments of a receipt, which are on the clock of its guest, on the clock of this node. Pure.
+//! Converts the times of a receipt from the clock of its guest to the clock of this node. Pure.
 //!
-//! An answer of the guest that says its clock was given after it was asked for, and before it had come: so much is known of how far
-//! the two clocks are apart, and of each moment of the guest between which two moments of the node it was. Of the window in which
-//! everything was frozen that part counts which is inside in any case.
+//! The guest reads its clock after the node has sent a request and before the node has received the answer. This
+//! bounds the difference between the two clocks, and so each time of the guest lies between two times of the node.
+//! Of the window in which everything was frozen, only the part counts that is certainly inside.
 //!
-//! A guest that is paused has a clock that stands still. That it has not stood still since the thaw is seen from the events of the
-//! freeze and of the thaw: none can be heard before it happened.
+//! The clock of a paused guest stands still. The events of the freeze and of the thaw show that it has not stood
+//! still since the thaw: no event can be received before it happened.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,19 +14,19 @@ use crate::receipt::{Moment, Receipt};
 /// Microseconds since 1970, by the clock of the node.
 type Micros = i64;
 
-/// How much later than the guest's `CLOCK_BOOTTIME` the node's clock is, at least and at most.
+/// Bounds on how far the node's clock is ahead of the guest's `CLOCK_BOOTTIME`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Difference {
     least: Micros,
     most: Micros,
 }
 
-/// When events of a freeze were heard, by the clock of the node.
+/// Times at which the events of a freeze were received, by the clock of the node.
 #[derive(Debug, Clone, Copy)]
 pub struct Heard {
-    /// Of its beginning; none if that was missed.
+    /// Receipt of the event of its beginning; `None` if that was missed.
     pub frozen: Option<SystemTime>,
-    /// Of its end.
+    /// Receipt of the event of its end.
     pub thawed: SystemTime,
 }
 
@@ -34,14 +34,14 @@ fn micros(time: SystemTime) -> Option<Micros> {
     time.duration_since(UNIX_EPOCH).ok()?.as_micros().try_into().ok()
 }
 
-/// The guest leaves out the rest of a millisecond: its clock said at least, and less than, this.
+/// Returns the bounds of a time that the guest has truncated to milliseconds.
 fn bounds(milliseconds: u64) -> Option<(Micros, Micros)> {
     let least = Micros::try_from(milliseconds).ok()?.checked_mul(1000)?;
     Some((least, least.checked_add(1000)?))
 }
 
 impl Difference {
-    /// What follows from one answer; none if that says nothing.
+    /// Computes the bounds that follow from one answer; `None` if the answer has no usable time.
     pub fn of(asked: SystemTime, said: u64, answered: SystemTime) -> Option<Self> {
         let (least, most) = bounds(said)?;
         let found =
@@ -49,28 +49,28 @@ impl Difference {
         (said > 0 && found.least <= found.most).then_some(found)
     }
 
-    /// What follows from two of them; none if they contradict each other.
+    /// Combines two bounds; `None` if they contradict each other.
     pub fn and(self, other: Self) -> Option<Self> {
         let both = Self { least: self.least.max(other.least), most: self.most.min(other.most) };
         (both.least <= both.most).then_some(both)
     }
 
-    /// How much of it is not known.
+    /// Returns the uncertainty: the distance between the bounds.
     pub fn width(self) -> Duration {
         Duration::from_micros(self.most.abs_diff(self.least))
     }
 
-    /// Between what a moment of the guest was.
+    /// Converts a time of the guest to its bounds on the node's clock.
     fn place(self, moment: &Moment) -> Option<(Micros, Micros)> {
         let (least, most) = bounds(moment.boottime_ms)?;
         Some((least.checked_add(self.least)?, most.checked_add(self.most)?))
     }
 }
 
-/// From when to when everything was frozen, by the clock of the node.
+/// Returns the window in which everything was certainly frozen, by the clock of the node.
 ///
 /// # Errors
-/// If that is not proved; why.
+/// The reason why there is no certain window.
 pub fn window(
     receipt: &Receipt,
     difference: Difference,

@@ -1,12 +1,12 @@
-//! Whether a guest that shows a key is the one that is expected: pure.
+//! Judges whether a guest is the expected one by the key that it presents. Pure.
 //!
 //! ```text
 //!  the key is pinned for another VM ────────────────────▶ refused: a copy, or the wrong VM
-//!  nothing is pinned ───────────────────────────────────▶ first contact
-//!  it is the pinned one ────────────────────────────────▶ known
-//!  it is the one that the guest said it would use next ─▶ known, and pinned from now on
-//!  it is the one before, not too long ago ──────────────▶ known: its disk was restored
-//!  else ────────────────────────────────────────────────▶ refused until somebody accepts it
+//!  no key is pinned ────────────────────────────────────▶ first contact
+//!  the pinned key ──────────────────────────────────────▶ known
+//!  the key that the guest has announced as its next ────▶ known, and pinned from now on
+//!  the previous key, not too long ago ──────────────────▶ known: its disk was restored
+//!  any other key ───────────────────────────────────────▶ refused until an administrator accepts it
 //! ```
 
 use std::time::SystemTime;
@@ -16,100 +16,101 @@ use crate::trust::Fingerprint;
 use crate::trust::enrollment::Token;
 use crate::trust::key::PublicKey;
 
-/// Who the guest is.
+/// Verdict on the identity of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The one that is expected.
+    /// The expected guest, with its pinned key.
     Known,
-    /// The same, which uses the key that it had announced.
+    /// The expected guest, with the next key that it had announced.
     Next,
-    /// The same, which uses the key that it had before.
+    /// The expected guest, with its previous key.
     Previous,
-    /// Nobody knows. With a token it has to prove that it has it.
+    /// First contact: the identity is unknown. If there is a token, the guest has to prove that it has it.
     First(Option<Token>),
 }
 
-/// Why a guest is not talked to.
+/// Reason why a guest is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// It has another key.
+    /// The guest presents another key than the pinned one.
     #[error(
         "the guest's key has changed: it is {found}, but {expected} is pinned; if the guest was reinstalled \
          or restored, accept it: guestctl trust accept {vm}"
     )]
     Changed {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// Pinned.
+        /// Fingerprint of the pinned key.
         expected: Fingerprint,
-        /// Shown.
+        /// Fingerprint of the presented key.
         found: Fingerprint,
     },
-    /// It has that of another VM.
+    /// The guest presents the key of another VM.
     #[error(
         "the guest presents the key {found}, which is that of VM {owner}: it is a clone of that VM, or the \
          agent's address in the settings is wrong"
     )]
     Owned {
-        /// Shown.
+        /// Fingerprint of the presented key.
         found: Fingerprint,
-        /// The name of the other VM.
+        /// Name of the other VM.
         owner: String,
     },
-    /// It had a key, and speaks without.
+    /// The guest speaks without keys although a key is pinned for it.
     #[error(
         "the guest speaks without keys, but {expected} is pinned: its agent is an older one, or its keys were \
          reset; if that is intended: guestctl trust forget {vm}"
     )]
     Downgraded {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// Pinned.
+        /// Fingerprint of the pinned key.
         expected: Fingerprint,
     },
-    /// It does not know this host half.
+    /// The guest does not know this host half.
     #[error(
         "the guest does not know this host half's key {own}; guestctl trust bootstrap {vm} says how to give it to the guest"
     )]
     Stranger {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// This host half's key.
+        /// Fingerprint of this host half's key.
         own: Fingerprint,
     },
-    /// It does not take the certificate of this host half.
+    /// The guest does not accept the certificate of this host half, for this reason.
     #[error("the guest does not accept the certificate of this host half: {0}")]
     Certificate(&'static str),
-    /// It does not prove that it has the token.
+    /// The guest does not prove that it has the token.
     #[error(
         "the guest does not prove that it was given the token of guestctl trust bootstrap --token: {problem}; give it the token, or \
          accept its key as it is: guestctl trust accept {vm}"
     )]
     Token {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
-        /// Why.
+        /// Reason why the proof is missing or wrong.
         problem: String,
     },
-    /// It has no keys yet, and a token was made for it.
+    /// The guest has no keys yet, although a token was made for it.
     #[error(
         "the guest speaks without keys, and is refused until it proves the token of guestctl trust bootstrap \
          --token: give it \
          this host half's key and the token, or forget the token: guestctl trust forget {vm}"
     )]
     TokenWaits {
-        /// The VM's name.
+        /// Name of the VM.
         vm: String,
     },
-    /// What is remembered cannot be used, or changed.
+    /// The stored keys cannot be read or changed.
     #[error(transparent)]
     Pins(#[from] pins::Error),
 }
 
-/// Judges the key `found` of a guest of which `record` is known, and which is pinned for another VM called `owner`, if one.
+/// Judges the key `found` of a guest with this `record`. `owner` is the name of another VM that the key is pinned
+/// for, if any.
 ///
 /// # Errors
-/// If the guest is not to be talked to.
+/// If the guest is to be refused.
 pub fn judge(
     record: &Record,
     found: PublicKey,

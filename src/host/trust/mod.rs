@@ -1,7 +1,8 @@
-//! Whom the host half takes for the guest of a VM: the key of each guest is pinned when it is first seen, and no other one
-//! opens a session of that VM from then on.
+//! Trust in guests: the key of each guest is pinned at first contact, and from then on no other key opens a
+//! session of its VM.
 //!
-//! [`judge`] decides, purely; [`pins`] remembers. What this host half shows to guests is in [`Trust::shown`].
+//! [`judge`] decides, purely; [`pins`] stores the keys. [`Trust::shown`] has what this host half presents to
+//! guests.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,27 +23,28 @@ pub mod pins;
 pub use judge::{Refusal, Verdict};
 pub use pins::{Error, How, Pin, Pins, Record};
 
-/// How long the key that a guest had before is still taken, for disks that are restored to before a rotation.
+/// Time for which the previous key of a guest is still accepted: its disk may be restored to a state before a
+/// rotation.
 pub const PREVIOUS: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// How long the files of this host half's key may take.
+/// Timeout for reading the files of this host half's key.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The keys of the guests, and this host half's own.
+/// Keys of the guests, and of this host half.
 #[derive(Debug)]
 pub struct Trust {
     identity: Identity,
     pins: Pins,
     changes: watch::Sender<u64>,
-    /// How often this host half has begun to use another key.
+    /// Number of times that this host half has begun to use another key.
     switches: AtomicU64,
-    /// Why guests do not take what they are told of this host half's keys, by the lasting identifiers of their VMs: so that it is
-    /// said once, and not in each session.
+    /// Problems of guests in accepting this host half's keys, by the lasting identifiers of their VMs. They are kept
+    /// so that each problem is logged once, and not in each session.
     complaints: Mutex<HashMap<String, String>>,
 }
 
 impl Trust {
-    /// With these pins, as the host half of this identity.
+    /// Creates the trust of the host half with this identity, with these pins.
     pub fn new(identity: Identity, pins: Pins) -> Self {
         Self {
             identity,
@@ -53,7 +55,7 @@ impl Trust {
         }
     }
 
-    /// Those of nobody, of a host half that is gone with the test.
+    /// Creates the trust of a host half for a test, with a new key and no pins; its files are temporary.
     #[cfg(test)]
     #[allow(clippy::missing_panics_doc)]
     pub fn for_tests() -> Self {
@@ -62,29 +64,29 @@ impl Trust {
         Self::new(Identity::load(files).unwrap(), Pins::open(folder.path().join("guests")).unwrap())
     }
 
-    /// What this host half shows to guests now. Looks at files.
+    /// Returns the key or certificate that this host half presents to guests now. Checks the files for changes first.
     pub async fn shown(self: &Arc<Self>) -> Shown {
         let trust = Arc::clone(self);
         let looking = blocking::run(move || trust.identity.refresh());
-        // A disk that hangs keeps nobody from the key that is known.
+        // If a disk hangs, the last known key is used.
         drop(tokio::time::timeout(PATIENCE, looking).await);
         self.identity.shown()
     }
 
-    /// What is known of the guest of the VM with this lasting identifier.
+    /// Returns what is known of the guest of the VM with this lasting identifier.
     pub fn record(&self, vm: &str) -> Record {
         self.pins.record(vm)
     }
 
-    /// What is known of all guests, by the lasting identifiers of their VMs.
+    /// Returns what is known of all guests, by the lasting identifiers of their VMs.
     pub fn records(&self) -> Vec<(String, Record)> {
         self.pins.all()
     }
 
-    /// Judges the key that the guest of a VM has shown.
+    /// Judges the key that the guest of a VM has presented.
     ///
     /// # Errors
-    /// If it is not to be talked to. What it has shown is remembered, so that people can accept it.
+    /// If the guest is to be refused. Its key is remembered, so that an administrator can accept it.
     pub async fn judge(&self, vm: &Vm, shown: PublicKey) -> Result<Verdict, Refusal> {
         let id = &vm.ids.lasting;
         let record = self.pins.record(id);
@@ -102,10 +104,10 @@ impl Trust {
         verdict
     }
 
-    /// Pins the key of a guest that is seen for the first time.
+    /// Pins the key of a guest at its first contact.
     ///
     /// # Errors
-    /// If that cannot be remembered.
+    /// If the pin cannot be stored.
     pub async fn pin(&self, vm: &Vm, key: PublicKey, how: How) -> Result<(), Refusal> {
         self.change(vm, |_| Some(Pin::new(&vm.name, key, how))).await?;
         if how == How::Token {
@@ -115,25 +117,25 @@ impl Trust {
         Ok(())
     }
 
-    /// Remembers the key that the guest of a VM was refused with, so that people can accept it.
+    /// Remembers the key that the guest of a VM was refused with, so that an administrator can accept it.
     pub fn offered(&self, vm: &Vm, key: PublicKey) {
         self.pins.offered(&vm.ids.lasting, key);
     }
 
-    /// Takes this key of the guest of a VM in the place of the one that is pinned.
+    /// Pins this key of the guest of a VM in place of the pinned one.
     ///
     /// # Errors
-    /// If that cannot be remembered.
+    /// If the pin cannot be stored.
     pub async fn accept(&self, vm: &Vm, offered: PublicKey) -> Result<PublicKey, Error> {
         self.change(vm, |_| Some(Pin::new(&vm.name, offered, How::Operator))).await?;
         self.changes.send_modify(|count| *count += 1);
         Ok(offered)
     }
 
-    /// Forgets all that is known of the guest of a VM. Returns whether anything was.
+    /// Forgets everything that is known of the guest of a VM. Returns whether there was anything.
     ///
     /// # Errors
-    /// If that cannot be remembered.
+    /// If a file cannot be removed.
     pub async fn forget(&self, vm: &str) -> Result<bool, Error> {
         let was_there = self.pins.forget(vm).await?;
         self.complains(vm, None);
@@ -141,10 +143,10 @@ impl Trust {
         Ok(was_there)
     }
 
-    /// Remembers the key that a guest is going to use.
+    /// Stores the next key of a guest, which it is going to use.
     ///
     /// # Errors
-    /// If it cannot be remembered, or none is pinned.
+    /// If the key cannot be stored, or none is pinned.
     pub async fn promise(&self, vm: &Vm, next: PublicKey) -> Result<(), Error> {
         if self.record(&vm.ids.lasting).pin.is_none() {
             return Err(Error::NoPin);
@@ -152,27 +154,27 @@ impl Trust {
         self.change(vm, |pin| pin.map(|pin| Pin { next: Some(next), ..pin })).await
     }
 
-    /// A token by which the guest of a VM can prove at its first contact that it is the one which was set up for that.
+    /// Returns a token with which the guest of a VM can prove its identity at its first contact.
     ///
     /// # Errors
-    /// If it cannot be remembered.
+    /// If the token cannot be generated or stored.
     pub async fn token(&self, vm: &str) -> Result<Token, Error> {
         self.pins.token(vm).await
     }
 
-    /// What guests are to be told of this host half's keys. Looks at files.
+    /// Returns the keys of this host half that guests have to learn or to drop. Reads files.
     ///
     /// # Errors
-    /// If one cannot be used.
+    /// If a file cannot be used.
     pub async fn rotation(self: &Arc<Self>) -> Result<Rotation, Unusable> {
         let trust = Arc::clone(self);
         blocking::run(move || trust.identity.rotation()).await
     }
 
-    /// Makes the next key of this host half, if there is none, and has guests told.
+    /// Generates the next key of this host half, unless there is one, and has guests informed of it.
     ///
     /// # Errors
-    /// If there can be none.
+    /// If a next key is not possible or cannot be stored.
     pub async fn prepare(self: &Arc<Self>) -> Result<PublicKey, Unusable> {
         let trust = Arc::clone(self);
         let next = blocking::run(move || trust.identity.prepare()).await?;
@@ -183,7 +185,7 @@ impl Trust {
     /// Begins to use the next key of this host half.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no next key, or the files cannot be changed.
     pub async fn switch(self: &Arc<Self>) -> Result<PublicKey, Unusable> {
         let trust = Arc::clone(self);
         let key = blocking::run(move || trust.identity.switch()).await?;
@@ -192,17 +194,17 @@ impl Trust {
         Ok(key)
     }
 
-    /// Remembers what the guest of a VM knows of this host half's keys.
+    /// Records that the guest of a VM knows the next key of this host half.
     ///
     /// # Errors
-    /// If it cannot be remembered.
+    /// If the record cannot be written.
     pub async fn told(&self, vm: &Vm, next: PublicKey) -> Result<(), Error> {
         let told = Some(next.fingerprint().to_string());
         self.change(vm, |pin| pin.map(|pin| Pin { told, ..pin })).await
     }
 
-    /// Remembers why the guest of a VM does not take what it is told of this host half's keys, or that it does. Returns whether
-    /// that is a problem which was not there before.
+    /// Records the problem of a guest in accepting this host half's keys; `None` if it has accepted them. Returns
+    /// whether the problem is a new one.
     pub fn complains(&self, vm: &str, problem: Option<&String>) -> bool {
         let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
         match problem {
@@ -214,20 +216,20 @@ impl Trust {
         }
     }
 
-    /// How often this host half has begun to use another key.
+    /// Returns how many times this host half has begun to use another key.
     pub fn switches(&self) -> u64 {
         self.switches.load(Ordering::Relaxed)
     }
 
-    /// A watch of what people change.
+    /// Returns a watch of the changes that administrators make.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Completes when people have changed something, after which a guest that was refused may not be.
+    /// Completes when an administrator has made a change, after which a refused guest may be accepted.
     pub async fn changed(&self) {
         let mut changes = self.changes.subscribe();
-        // The sender is part of this.
+        // No error can occur: `self` owns the sender.
         let _ = changes.changed().await;
     }
 

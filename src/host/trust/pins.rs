@@ -1,7 +1,7 @@
-//! What the host half remembers of guests' keys: one file for each VM, in a directory of its own, and the same in memory.
+//! Records of guests' keys: one file for each VM, in a directory of their own, and a copy in memory.
 //!
-//! A file that cannot be read keeps its VM from being talked to, and nothing else: what it said is not known, and so no key is
-//! the right one. To add something that is remembered: an optional field of [`Pin`].
+//! A file that cannot be read makes its VM refused, but affects no other VM. The pinned key is then unknown, so no
+//! key can be accepted as the right one. To record something else: an optional field of [`Pin`].
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,26 +17,26 @@ use crate::sys::{blocking, files};
 use crate::trust::enrollment::Token;
 use crate::trust::key::PublicKey;
 
-/// Ends of the names of files.
+/// Extensions of the files.
 const PIN: &str = "json";
 const TOKEN: &str = "token";
-/// Bytes of one.
+/// Limit on the size of a file, in bytes.
 const MAX_FILE: u64 = 16 * 1024;
 
-/// How a key came to be pinned.
+/// Basis on which a key was pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// The guest proved that it has the token which it was given.
+    /// The guest has proved that it has the token that was made for it.
     Token,
-    /// It was the first that the guest showed: nobody has proved whose it is.
+    /// The key was the first that the guest presented. Its owner is not proved.
     FirstUse,
-    /// Somebody has accepted it.
+    /// An administrator has accepted the key.
     Operator,
 }
 
 impl How {
-    /// As people and files have it.
+    /// Returns the word for it in files and in output.
     pub fn word(self) -> &'static str {
         match self {
             Self::Token => "token",
@@ -46,54 +46,54 @@ impl How {
     }
 }
 
-/// The key of a guest.
+/// Pinned key of a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Pin {
-    /// The VM's name when it was pinned, for people.
+    /// Name of the VM when the key was pinned, for display.
     pub name: String,
-    /// The key.
+    /// Public key that is pinned.
     pub key: PublicKey,
-    /// How it was pinned.
+    /// Basis on which it was pinned.
     pub how: How,
-    /// When, in seconds since 1970.
+    /// Time at which it was pinned, in seconds since 1970.
     pub since: u64,
-    /// The key that the guest has said it is going to use.
+    /// Next key, which the guest has announced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<PublicKey>,
-    /// The key that it had before.
+    /// Previous key of the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<Previous>,
-    /// The name of the next key of this host half, once the guest knows it.
+    /// Fingerprint of the next key of this host half, once the guest knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub told: Option<String>,
 }
 
-/// A key that was replaced.
+/// Key that was replaced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Previous {
-    /// The key.
+    /// Public key that was replaced.
     pub key: PublicKey,
-    /// Until when it is taken all the same, in seconds since 1970.
+    /// End of the time for which it is still accepted, in seconds since 1970.
     pub until: u64,
 }
 
 impl Previous {
-    /// Whether it is taken now.
+    /// Returns whether the key is still accepted.
     pub fn is_valid(&self, now: SystemTime) -> bool {
         seconds(now) < self.until
     }
 }
 
 impl Pin {
-    /// That of a guest whose key is pinned now.
+    /// Creates the pin of a guest's key, as of now.
     pub fn new(name: &str, key: PublicKey, how: How) -> Self {
         let since = seconds(SystemTime::now());
         Self { name: name.to_owned(), key, how, since, next: None, previous: None, told: None }
     }
 
-    /// After the guest has begun to use its next key.
+    /// Returns the pin after the guest has begun to use its next key.
     #[must_use]
     pub fn rotated(self, now: SystemTime) -> Self {
         match self.next {
@@ -113,20 +113,20 @@ fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
 }
 
-/// What is known of one guest.
+/// Everything that is known of one guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Its key, once one is pinned.
+    /// Pinned key, if there is one.
     pub pin: Option<Pin>,
-    /// The token that it has to prove at its first contact.
+    /// Token that the guest has to prove at its first contact.
     pub token: Option<Token>,
-    /// The key that it showed last and was refused with; not kept in files.
+    /// Key with which the guest was last refused; not stored in files.
     pub offered: Option<PublicKey>,
-    /// Why what is remembered cannot be used.
+    /// Problem that makes the stored record unusable.
     pub unreadable: Option<String>,
 }
 
-/// Why pins cannot be used or changed.
+/// Reason why pins cannot be used or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file is damaged.
@@ -140,36 +140,36 @@ pub enum Error {
     /// No key is pinned.
     #[error("no key of this guest is pinned; it is pinned at its next session")]
     NoPin,
-    /// There is no key to accept.
+    /// No key was refused, so there is none to accept.
     #[error("no key of this guest has been refused since guestlet-host started")]
     NothingOffered,
-    /// The kernel gives no random bytes.
+    /// The kernel provides no random bytes.
     #[error("the kernel provides no random bytes")]
     Random,
-    /// The system's refusal.
+    /// A file cannot be written.
     #[error("cannot write {path}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The reason.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// All pins.
+/// Pins of all VMs, in memory and in files.
 #[derive(Debug)]
 pub struct Pins {
     folder: PathBuf,
     records: Mutex<BTreeMap<String, Record>>,
-    /// Held while a file is written, so that files and memory say the same.
+    /// Held while a file is written, so that files and memory stay consistent.
     writing: AsyncMutex<()>,
 }
 
 impl Pins {
-    /// Reads what is in `folder`, which is made if need be. Blocks.
+    /// Reads the records in `folder`, which is created if it does not exist. Blocks.
     ///
     /// # Errors
-    /// If the directory cannot be made or listed.
+    /// If the directory cannot be created or listed.
     pub fn open(folder: PathBuf) -> Result<Self, Error> {
         let io = |source| Error::Io { path: folder.clone(), source };
         std::fs::create_dir_all(&folder).map_err(io)?;
@@ -205,37 +205,38 @@ impl Pins {
         Ok(Self { folder, records: Mutex::new(records), writing: AsyncMutex::new(()) })
     }
 
-    /// What is known of the guest of one VM.
+    /// Returns the record of the guest of one VM; empty if nothing is known.
     pub fn record(&self, vm: &str) -> Record {
         self.records().get(vm).cloned().unwrap_or_default()
     }
 
-    /// What is known of all.
+    /// Returns the records of all guests, with the lasting identifiers of their VMs.
     pub fn all(&self) -> Vec<(String, Record)> {
         self.records().iter().map(|(vm, record)| (vm.clone(), record.clone())).collect()
     }
 
-    /// The VM, and its name, for which a key is pinned, or whose disk may be restored to when it had that key.
+    /// Returns the lasting identifier and the name of the VM that a key is pinned for. A previous key counts while it
+    /// is valid, because the VM's disk may be restored to a state with that key.
     pub fn owner(&self, key: &PublicKey) -> Option<(String, String)> {
         let (records, now) = (self.records(), SystemTime::now());
         records.iter().find_map(|(vm, record)| {
             let pin = record.pin.as_ref()?;
             let was =
                 pin.previous.as_ref().is_some_and(|previous| previous.key == *key && previous.is_valid(now));
-            // One that a guest has only announced is not its own before it has shown it.
+            // An announced key does not count: it belongs to the guest only once the guest has presented it.
             (pin.key == *key || was).then(|| (vm.clone(), pin.name.clone()))
         })
     }
 
-    /// Remembers, until the end of the program, which key a guest was refused with.
+    /// Remembers the key with which a guest was refused, until the end of the program.
     pub fn offered(&self, vm: &str, key: PublicKey) {
         self.records().entry(vm.to_owned()).or_default().offered = Some(key);
     }
 
-    /// Changes what is pinned for a VM.
+    /// Changes the pin of a VM.
     ///
     /// # Errors
-    /// If it cannot be written; then it is as it was.
+    /// If it cannot be written; it is then unchanged. Also if the key is pinned for another VM.
     pub async fn change(
         &self,
         vm: &str,
@@ -244,7 +245,7 @@ impl Pins {
         let _writing = self.writing.lock().await;
         let before = self.record(vm).pin;
         let Some(pin) = change(before.clone()) else { return Ok(()) };
-        // One key is that of one guest, whoever was first.
+        // A key identifies one guest only: the first VM that it was pinned for keeps it.
         if let Some((_, name)) = self.owner(&pin.key).filter(|(owner, _)| owner != vm) {
             return Err(Error::Owned(name));
         }
@@ -258,10 +259,10 @@ impl Pins {
         Ok(())
     }
 
-    /// The token of a VM, which is made if there is none.
+    /// Returns the token of a VM, and generates it if there is none.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the token cannot be generated or written.
     pub async fn token(&self, vm: &str) -> Result<Token, Error> {
         let _writing = self.writing.lock().await;
         if let Some(token) = self.record(vm).token {
@@ -273,7 +274,7 @@ impl Pins {
         Ok(token)
     }
 
-    /// Forgets the token of a VM: it was used.
+    /// Forgets the token of a VM, because it was used.
     ///
     /// # Errors
     /// If its file cannot be removed.
@@ -315,7 +316,8 @@ impl Pins {
         removed.map_err(|source| Error::Io { path, source })
     }
 
-    /// The file of a VM: lasting identifiers are UUIDs, and no part of a path.
+    /// Returns the path of a VM's file. Only letters, digits and hyphens are allowed in the lasting identifier, a
+    /// UUID, so that it cannot leave the directory.
     fn path(&self, vm: &str, end: &str) -> Result<PathBuf, Error> {
         let path = self.folder.join(format!("{vm}.{end}"));
         let is_name = !vm.is_empty() && vm.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
@@ -327,7 +329,7 @@ impl Pins {
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, Record>> {
-        // Each step leaves them whole.
+        // A panic under the lock cannot leave the records half changed.
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -369,7 +371,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
-    /// It would be refused otherwise when its disk is restored: as a copy of the other one.
+    /// Otherwise the guest would be refused as a copy of the other VM when its disk is restored.
     #[tokio::test]
     async fn the_key_that_a_guest_had_before_is_pinned_for_no_other_one_as_long_as_it_is_taken() {
         let folder = tempfile::tempdir().unwrap();

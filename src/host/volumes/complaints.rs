@@ -1,35 +1,36 @@
-//! What is wrong with volumes, and was said: it is said again when it has changed, in more than numbers, such as seconds. Pure.
+//! Problems with volumes that have been logged. A problem is logged again only if its text changes in more than
+//! numbers, such as a count of seconds. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The last words about each volume, by its identifier.
+/// Text of the last problem of each volume without digits, by identifier.
 #[derive(Debug, Default)]
 pub struct Complaints(Mutex<BTreeMap<String, String>>);
 
 impl Complaints {
     fn said(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A panic under the lock leaves the map consistent, so poisoning can be ignored.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this is to be said, because it is another thing than was said of the volume before.
+    /// Reports whether a problem is to be logged, since it differs from the last one of this volume.
     pub fn is_new(&self, id: &str, words: &str) -> bool {
         let words: String = words.chars().filter(|one| !one.is_ascii_digit()).collect();
         self.said().insert(id.to_owned(), words.clone()) != Some(words)
     }
 
-    /// Nothing is wrong with a volume any more.
+    /// Forgets the problem of a volume, which is solved.
     pub fn settle(&self, id: &str) {
         self.said().remove(id);
     }
 
-    /// Whether anything was said that is not settled.
+    /// Reports whether any logged problem is unsolved.
     pub fn are_any(&self) -> bool {
         !self.said().is_empty()
     }
 
-    /// Forgets the volumes that there are no more.
+    /// Forgets the problems of volumes that no longer exist.
     pub fn keep(&self, is_there: impl Fn(&str) -> bool) {
         self.said().retain(|id, _| is_there(id));
     }

@@ -1,8 +1,9 @@
-//! Plugs volumes that others may plug as well, who ask nobody: of two that have plugged one at the same moment, this one gives way.
+//! Plugs volumes that another program may plug as well, without coordination. If both have plugged a volume at the
+//! same moment, this program gives way.
 //!
 //! ```text
-//!  plugged ──nobody else has it──▶ told
-//!     └──────somebody else does──▶ its guest is asked, then it is unplugged: being taken away, until nobody has it
+//!  plugged ──nobody else has it──▶ reported
+//!     └──────somebody else does──▶ its guest is asked, then it is unplugged: being unplugged, until nobody has it
 //!                                  its guest uses it, or cannot be asked: it stays, and is asked again at the next attempt
 //! ```
 
@@ -13,11 +14,12 @@ use crate::host::backends::volumes::{Plugged, Published, VolumeError};
 use crate::host::disks::release;
 
 impl Keeper {
-    /// Plugs a volume into a VM of this present name. One that somebody else is then seen to have as well is unplugged again: its
-    /// guest was not told of success, and two must not write to it.
+    /// Plugs a volume into the VM that has this name now. If another VM or program is then seen to have the volume as
+    /// well, it is unplugged again: success has not been reported to the guest yet, and two VMs must not write to one
+    /// volume.
     ///
     /// # Errors
-    /// As the backend's, also if it was unplugged again.
+    /// The backend's errors, also if the volume was unplugged again.
     pub(super) async fn plug(
         &self,
         by: &Asker,
@@ -28,7 +30,7 @@ impl Keeper {
         let plugged = self.0.volumes.plug(id, published, vm).await;
         if let Err(VolumeError::Contested(why)) = &plugged {
             let side = release::bounded(self.agent(vm, by));
-            // Who else has it may keep it for long; that is waited for by repair.
+            // The other holder may keep the volume for a long time, so only repair waits for that.
             match self.0.volumes.unplug(id, vm, Duration::ZERO, side).await {
                 Ok(()) | Err(VolumeError::Waiting { .. }) => {
                     tracing::warn!(

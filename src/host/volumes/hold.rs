@@ -1,5 +1,4 @@
-//! Who has a volume: it is published, unpublished, removed and made larger, one step after the other as `protocol`
-//! decides them.
+//! Publishes, unpublishes, removes and expands volumes, one step after the other as `protocol` decides.
 
 use super::super::backends::Vm;
 use super::super::backends::disks::GuestSide;
@@ -14,37 +13,37 @@ use super::turns::Thing;
 use super::{Asker, Keeper, PATIENCE, share};
 use crate::wire::proto::v1::{PowerState, VolumeAction};
 
-/// More steps than any request needs, unless somebody undoes each of them.
+/// Limit of steps, which is more than any request needs unless another program reverts each step.
 const MOST_STEPS: usize = 16;
 
-/// How a node reaches a volume that it was given.
+/// Access to a published volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Given {
-    /// As a disk.
+    /// Disk that is plugged into the node's VM.
     Disk(Plugged),
-    /// Over the network.
+    /// Share that the node mounts over the network.
     Share(Export),
 }
 
-/// Where the steps of a request have led.
+/// Point that the steps of a request have reached.
 enum End {
-    /// There is nothing more to do.
+    /// The request is done.
     Done,
-    /// There is no such volume.
+    /// The volume does not exist.
     Gone,
-    /// The last step is to be done, to this volume.
+    /// This last step has to be done to the volume, by the caller.
     Last(Box<Volume>, Next),
 }
 
 impl Keeper {
-    /// Removes a volume that no VM has; success if there is none.
+    /// Removes a volume that no VM has. Succeeds if it does not exist.
     ///
     /// # Errors
-    /// If a VM has it or may have it, or it is another cluster's.
+    /// If a VM has it or may have it, or it belongs to another cluster.
     pub async fn remove(&self, asker: &Asker, id: &str) -> Result<(), Problem> {
         let (by, id) = (asker.clone(), id.to_owned());
         self.begin(Operation::Remove, asker, move |keeper| async move {
-            // Before a turn is taken: nobody keeps others from a volume that is none of his.
+            // Checked before a turn is taken, so that no guest can block operations on a volume of another cluster.
             if keeper.find(&by, &id).await?.is_none() {
                 return Ok(());
             }
@@ -68,7 +67,7 @@ impl Keeper {
         .await
     }
 
-    /// Gives a volume to a VM of its cluster.
+    /// Publishes a volume to a VM of its cluster.
     ///
     /// # Errors
     /// If another VM has it or may have it, or it cannot be plugged.
@@ -117,7 +116,7 @@ impl Keeper {
                     let words =
                         "the volume is plugged, but its guest does not confirm that it sees it; repeat the call";
                     let detail = format!("{words}: {why}");
-                    // A guest of that other program may have an agent that has to be upgraded, or none.
+                    // The guest gets the details, since it may lack an agent, or have one that must be upgraded.
                     if plugged.disk.is_adopted {
                         return Problem::new(Kind::Unavailable, detail);
                     }
@@ -129,11 +128,11 @@ impl Keeper {
         .await
     }
 
-    /// Takes a volume away from the VM that has it, or only if it is that `node`; success if it has none.
+    /// Detaches a volume from the VM that has it or, if `node` is given, only from that one. Succeeds if no VM has it.
     ///
     /// # Errors
-    /// If its guest uses it, or it cannot be told whether a VM has it, unless that is `forced`; or it is another cluster's
-    /// volume.
+    /// If its guest uses it, or it is unknown whether a VM has it, unless `forced`; or if it belongs to another
+    /// cluster.
     pub async fn unpublish(
         &self,
         asker: &Asker,
@@ -165,7 +164,7 @@ impl Keeper {
             }
             if !is_there && let Some(other) = keeper.concede(&by, &volume).await? {
                 match (&node, published) {
-                    // Whoever names no node means whichever has it.
+                    // A request without a node means whichever VM has it.
                     (None, Some(published)) => return Err(overtaken(&volume, published, &other)),
                     (Some(_), Some(_)) => return Ok(()),
                     (Some(node), None) if !keeper.is_node(&volume.cluster, node, &other).await? => return Ok(()),
@@ -185,12 +184,13 @@ impl Keeper {
         .await
     }
 
-    /// Whether another program has plugged a volume, that is to be taken away, into this node. If nothing is remembered of the volume,
-    /// that program may have told the cluster that the node has it: from there it is taken as any other.
+    /// Reports whether another program has plugged a volume, which is to be unpublished, into this node. If the volume
+    /// has no record, that program may have reported to the cluster that the node has it. The record is then written,
+    /// and the volume is unpublished like any other.
     async fn recognise(&self, by: &Asker, volume: &Volume, node: Option<&str>) -> Result<bool, Problem> {
         let found = match (node, by) {
             (Some(node), _) => self.node(&volume.cluster, node).await?,
-            // Guests always name one; people mean whichever it is.
+            // Guests always name a node. People may name none, and then mean whichever VM has the volume.
             (None, Asker::Guest { .. }) => None,
             (None, Asker::Person(_) | Asker::Host) if volume.published.is_some() => None,
             (None, Asker::Person(_) | Asker::Host) => match self.0.volumes.holder(&volume.id).await? {
@@ -212,8 +212,8 @@ impl Keeper {
         recognised.map_err(|error| self.logged(by, "look for a volume", &volume.id, error))
     }
 
-    /// Forgets what was remembered of a volume only to take it away, if nothing of that was begun: it is that other program's as before,
-    /// and must not be plugged again when that takes it away.
+    /// Removes a record that was written only for unplugging, if that has not begun. The disk belongs to the other
+    /// program as before, and must not be plugged again when that program unplugs it.
     async fn disown(&self, id: &str) {
         let forgotten = async {
             let is_left = |volume: Volume| volume.published.is_some_and(|published| !published.leaving);
@@ -232,7 +232,8 @@ impl Keeper {
         }
     }
 
-    /// The VM that has a volume because another program has plugged it there; that another VM has it is then forgotten.
+    /// Returns the VM into which another program has plugged a volume. The record that another VM has it is then
+    /// removed.
     async fn concede(&self, by: &Asker, volume: &Volume) -> Result<Option<Place>, Problem> {
         let conceded = self.0.volumes.concede(&volume.id).await;
         let other = conceded.map_err(|error| self.logged(by, "look for a volume", &volume.id, error))?;
@@ -248,10 +249,10 @@ impl Keeper {
         Ok(other)
     }
 
-    /// Makes a volume larger, also while a guest uses it; success if it is large enough. Returns its size.
+    /// Expands a volume, also while a guest uses it. Succeeds if it is already large enough. Returns its size.
     ///
     /// # Errors
-    /// If no volume has such a size, or there is no room, or it cannot be told which VM has it.
+    /// If no volume can have such a size, there is not enough space, or it is unknown which VM has the volume.
     pub async fn expand(&self, asker: &Asker, id: &str, range: Range) -> Result<u64, Problem> {
         let (by, id) = (asker.clone(), id.to_owned());
         self.begin(Operation::Expand, asker, move |keeper| async move {
@@ -282,8 +283,8 @@ impl Keeper {
         .await
     }
 
-    /// Sees to it that a VM may have this volume beside those that it has. It counts from now on, until it is no longer
-    /// among those that arrive.
+    /// Checks that a VM may have this volume in addition to those that it has. The volume counts from now on, until it
+    /// is removed from `arriving`.
     async fn admit(&self, vm: &Vm, arrival: &(String, String)) -> Result<(), Problem> {
         let mut arriving = self.0.arriving.lock().await;
         let uuid = &vm.ids.lasting;
@@ -291,7 +292,7 @@ impl Keeper {
         let first = (uuid.clone(), String::new());
         has.extend(arriving.range(first..).take_while(|(of, _)| of == uuid).map(|(_, id)| id.clone()));
         let most = usize::try_from(vm.max_volumes).unwrap_or(usize::MAX);
-        // As kubelet understands it, 0 is no limit. What it has already it may have again.
+        // For kubelet, 0 means no limit. A volume that the VM has already may always be published again.
         if most > 0 && has.len() >= most && !has.contains(&arrival.1) {
             let words = format!(
                 "the node {} has {} volumes, and may have at most {most}; see max-volumes of its [[vm]] in the settings of \
@@ -305,7 +306,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Does one step after the other, to where nothing is left to do or the last step is the caller's.
+    /// Carries out one step after the other, until nothing is left to do or the last step is left to the caller.
     async fn advance(&self, by: &Asker, id: &str, request: Request<'_>) -> Result<End, Problem> {
         let volumes = &self.0.volumes;
         let mut holder = None;
@@ -351,14 +352,14 @@ impl Keeper {
         ))
     }
 
-    /// What the guest of a VM is told of a volume that is taken away.
+    /// Returns how the guest of a VM takes part in unplugging a volume.
     async fn side(
         &self,
         by: &Asker,
         place: &Place,
         request: Request<'_>,
     ) -> Result<Box<dyn GuestSide>, Problem> {
-        // Where the list of VMs may be old, whoever unplugs looks itself whether there is a guest.
+        // Where the list of VMs may be outdated, the backend checks by itself whether there is a guest.
         let is_off = self.vm(&place.uuid).await?.is_some_and(|vm| vm.power == PowerState::Off);
         if is_off && !self.0.volumes.needs_the_guests_word() {
             return Ok(release::nobody());
@@ -418,31 +419,32 @@ impl Keeper {
         })
     }
 
-    /// Whether a node's identifier means this VM; also one that is known no more.
+    /// Reports whether a node's identifier means this VM, even if the VM is no longer known.
     async fn is_node(&self, cluster: &str, node: &str, place: &Place) -> Result<bool, Problem> {
         let named = self.node(cluster, node).await?;
         let is_named = named.is_some_and(|named| named.vm.ids.lasting == place.uuid);
         Ok(is_named || place.uuid.eq_ignore_ascii_case(node) || place.vm == node)
     }
 
-    /// The agent of the VM with this name.
+    /// Returns a client for the agent of the VM with this name.
     pub(super) fn agent(&self, vm: &str, by: &Asker) -> Agent {
         Agent::new(&self.0.fleet, vm, by.behalf())
     }
 
-    /// The VM with this UUID, if it is known.
+    /// Returns the VM with this UUID, if it is known.
     async fn vm(&self, uuid: &str) -> Result<Option<Machine>, Problem> {
         Ok(self.0.fleet.find(Identity::Uuid(uuid.to_owned())).await?)
     }
 
-    /// The VM of a cluster that a node's identifier means.
+    /// Returns the VM of a cluster that a node identifier means.
     pub(super) async fn node(&self, cluster: &str, node: &str) -> Result<Option<Machine>, Problem> {
         let identity = Identity::Node { cluster: cluster.to_owned(), node: node.to_owned() };
         Ok(self.0.fleet.find(identity).await?)
     }
 }
 
-/// Why a volume is not taken from the VM that has it, although that another one has it is forgotten.
+/// Returns the error after a request without a node: the record of the VM that no longer has the volume is
+/// removed, but the volume is not taken from the VM that has it now.
 fn overtaken(volume: &Volume, published: &Published, other: &Place) -> Problem {
     let words = "a program other than guestlet has plugged the volume into a node other than the one that it \
                  was published to";

@@ -1,20 +1,19 @@
-//! Volumes of clusters: whose each is, who may have it, and what is done to it. Knows neither CSI nor QEMU.
+//! Volumes of clusters: their owners, who may attach them, and the operations on them. Knows neither CSI nor QEMU.
 //!
 //! ```text
 //!  csi (a guest asks) ──┐                  ┌──▶ backends::volumes   keeps them, and plugs them
 //!                       ├──▶ Keeper ───────┤
 //!  api (people ask) ────┘      ▲           └──▶ fleet               which VMs there are, and how
 //!                              │
-//!                           repair          what is not as it is remembered
+//!                           repair          what differs from the records
 //! ```
 //!
-//! Nothing is remembered here but what is being done: the backend remembers volumes, and says who holds them. That a VM is
-//! off, or in no list, says nothing about a volume; what is done next is decided in `protocol`.
-//! An operation that was begun runs
-//! to its end in a task of its own, whoever waits for it; one at a time works on a volume (`turns`). Shares, which many VMs
-//! have at a time and nothing plugs, go their own way (`share`). What a guest may
-//! is decided by its connection, which says of which VM and cluster it is ([`Asker`]); what it names is looked for
-//! among that cluster's volumes and VMs only, and another's does not exist for it.
+//! Only operations under way are kept in memory: the backend stores the records of volumes, and reports who holds
+//! them. A VM that is off, or in no list, proves nothing about a volume; `protocol` decides the next step. An
+//! operation that has begun runs to its end in a task of its own, even if nobody waits for it; only one at a time
+//! works on a volume (`turns`). Shares, which many VMs have at a time and which are not plugged, are handled by
+//! `share`. The connection of a guest tells its VM and cluster ([`Asker`]), and so what it may do. The names in
+//! its requests are looked up among the volumes and VMs of that cluster only; for the guest, no others exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex as Momentary, PoisonError};
@@ -58,37 +57,37 @@ use problem::{Kind, Problem};
 use size::Range;
 use turns::{Thing, Turns};
 
-/// Bytes of the longest name, as CSI has it.
+/// Longest name in bytes, as CSI limits it.
 const LONGEST_NAME: usize = 128;
-/// VMs of a cluster that are looked at at a time.
+/// VMs of a host cluster that are looked at concurrently.
 const LOOKS: usize = 8;
-/// How long a guest's kernel may take to let go of a disk that its agent has released.
+/// Time that a guest's kernel gets to let go of a disk after its agent has released it.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a hypervisor may take to say how many volumes a VM can have.
+/// Time that a hypervisor gets to report how many volumes a VM can have.
 const TO_COUNT: Duration = Duration::from_secs(1);
-/// When one that could not be reached is asked again.
+/// Time after which an unreachable hypervisor is asked again.
 const UNREACHABLE: Duration = Duration::from_millis(100);
 
-/// On whose behalf something is done.
+/// Party on whose behalf an operation is carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asker {
-    /// A guest. Both are those of the VM that was dialled.
+    /// A guest. Its VM and cluster come from the connection to that VM.
     Guest {
-        /// Its VM.
+        /// Name of its VM.
         vm: String,
-        /// Of the VM.
+        /// Cluster that the VM belongs to.
         cluster: String,
-        /// As part of which call.
+        /// Call that the operation is a part of.
         behalf: Behalf,
     },
-    /// A person, who was admitted by the admin API.
+    /// A person whom the admin API has admitted.
     Person(Behalf),
     /// The host half itself.
     Host,
 }
 
 impl Asker {
-    /// On whose behalf guests are called; none for the host half's own.
+    /// Returns on whose behalf guests are called; `None` for the host half's own operations.
     fn behalf(&self) -> Option<&Behalf> {
         match self {
             Self::Guest { behalf, .. } | Self::Person(behalf) => Some(behalf),
@@ -97,22 +96,22 @@ impl Asker {
     }
 }
 
-/// A volume that somebody wants.
+/// Request for a new volume.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// Unique in its cluster.
+    /// Name that is unique in its cluster.
     pub name: String,
-    /// Of which class, if that is said.
+    /// Storage class; `None` chooses the default.
     pub class: Option<String>,
-    /// How large.
+    /// Acceptable sizes.
     pub range: Range,
-    /// See [`Volume::claim`].
+    /// Claim that the volume is for; see [`Volume::claim`].
     pub claim: String,
-    /// Many nodes are to have it at a time.
+    /// True if many nodes are to have it at a time.
     pub is_share: bool,
 }
 
-/// Does what is asked of volumes.
+/// Carries out operations on volumes. Clones share their state.
 #[derive(Debug, Clone)]
 pub struct Keeper(Arc<Inner>);
 
@@ -123,21 +122,23 @@ struct Inner {
     policies: watch::Receiver<Policies>,
     half: Arc<Half>,
     turns: Turns,
-    /// Held while it is decided whether there is room in a quota.
+    /// Space reserved in quotas. Locked while a request is checked against a quota.
     reserved: Mutex<Reserved>,
-    /// Volumes that are being plugged, by the UUID of the VM. Held while it is decided whether it may have one more.
+    /// Volumes that are being plugged, with the UUID of the VM. Locked while it is decided whether a VM may have one
+    /// more.
     arriving: Mutex<BTreeSet<(String, String)>>,
-    /// How many places for volumes a hypervisor has had when it last said so, by the UUID of its VM.
+    /// Number of volume slots that each hypervisor last reported, by the UUID of its VM.
     places: Momentary<BTreeMap<String, u32>>,
-    /// What `repair` has said.
+    /// Problems that `repair` has logged.
     complaints: Complaints,
     tasks: Scope,
-    /// Of a cluster's VMs, how many more `repair` may look at: all of them ask the same API server.
+    /// Limits how many VMs of a cluster `repair` looks at concurrently, since all these looks ask the same API server.
     looks: Semaphore,
 }
 
 impl Keeper {
-    /// Does it with these volumes, for these VMs, within these policies; what it does is counted by `half`.
+    /// Creates a keeper of these volumes and VMs within these policies. Its operations are counted in the metrics of
+    /// `half`.
     pub fn new(
         volumes: Arc<dyn Volumes>,
         fleet: Handle,
@@ -161,7 +162,7 @@ impl Keeper {
         }))
     }
 
-    /// Runs an operation that goes on when nobody waits for it any more.
+    /// Runs an operation, which continues even if its caller stops waiting for it.
     async fn begin<T: Send + 'static, F>(
         &self,
         what: Operation,
@@ -193,17 +194,17 @@ impl Keeper {
         outcome.await.unwrap_or_else(ended)
     }
 
-    /// Whether only VMs of one host can have the volumes.
+    /// Reports whether the volumes can be attached only to VMs of one host.
     pub fn are_of_one_host(&self) -> bool {
         self.0.volumes.are_of_one_host()
     }
 
-    /// The identifier of the volume that a cluster may call so.
+    /// Returns the identifier of the volume that a cluster knows by this handle.
     pub fn id(&self, cluster: &str, handle: &str) -> String {
         self.0.volumes.id(cluster, handle)
     }
 
-    /// What its cluster calls a volume of this identifier.
+    /// Returns the handle by which its cluster knows the volume with this identifier.
     pub fn handle(&self, id: &str) -> String {
         self.0.volumes.handle(id)
     }
@@ -212,10 +213,10 @@ impl Keeper {
         self.0.policies.borrow().get(cluster).cloned().unwrap_or_default()
     }
 
-    /// Whether this one may ask for anything.
+    /// Checks that the caller may operate on volumes at all.
     ///
     /// # Errors
-    /// If not, in words.
+    /// The reason, as a message for people, if it may not.
     pub fn authorise(&self, asker: &Asker) -> Result<(), Problem> {
         let Asker::Guest { vm, cluster, .. } = asker else { return Ok(()) };
         if cluster.is_empty() {
@@ -235,16 +236,16 @@ impl Keeper {
         ))
     }
 
-    /// The volume, if it is there for who asks.
+    /// Returns a volume if it exists and the caller may see it.
     async fn find(&self, asker: &Asker, id: &str) -> Result<Option<Volume>, Problem> {
-        // Whether there is one elsewhere is not told.
+        // A guest must not learn whether other clusters have such a volume.
         if let Asker::Guest { cluster, .. } = asker
             && !self.0.volumes.may_be_of(id, cluster)
         {
             return Err(Problem::no_volume(id));
         }
         let found = match (asker, self.0.volumes.get(id).await) {
-            // What is not its own does not exist for it. What is nobody's may be meant to be its own.
+            // Volumes of other clusters do not exist for a guest. One without a cluster may be intended for its own.
             (Asker::Guest { cluster: own, .. }, Err(VolumeError::NotGiven { cluster, .. }))
                 if cluster != *own && !cluster.is_empty() =>
             {
@@ -260,19 +261,19 @@ impl Keeper {
         }
     }
 
-    /// One volume.
+    /// Returns one volume.
     ///
     /// # Errors
-    /// If there is none for who asks, or it cannot be looked at.
+    /// If it does not exist for the caller, or cannot be read.
     pub async fn get(&self, asker: &Asker, id: &str) -> Result<Volume, Problem> {
         self.authorise(asker)?;
         self.find(asker, id).await?.ok_or_else(|| Problem::no_volume(id))
     }
 
-    /// A part of the volumes that are there for who asks, and the token of the next part.
+    /// Returns one page of the volumes that the caller may see, and the token of the next page.
     ///
     /// # Errors
-    /// If the token is none, or they cannot be looked at.
+    /// If the token is invalid, or the volumes cannot be read.
     pub async fn list(
         &self,
         asker: &Asker,
@@ -289,14 +290,15 @@ impl Keeper {
         Ok(page.cut(found))
     }
 
-    /// How many volumes a VM can have at a time: as many as its settings allow and its hypervisor has places for, and
-    /// at least one, since 0 is no limit. A hypervisor that does not say it in time has as many as it had; one that never
-    /// has said it bounds nothing. kubelet does without the driver for a moment whenever this number changes.
+    /// Returns how many volumes a VM can have at a time: the smaller of the limit in its settings and the slots of its
+    /// hypervisor, and at least one slot, since 0 means no limit. If a hypervisor does not answer in time, its last
+    /// answer counts; without one, only the settings do. Whenever this number changes, kubelet is without the driver
+    /// for a moment.
     pub async fn most(&self, vm: &Vm) -> u32 {
         let places = async {
             loop {
                 match self.0.volumes.places(&vm.name).await {
-                    // It may just be about to be connected.
+                    // The connection to it may be about to be established.
                     Err(VolumeError::Disk(DiskError::Unreachable(_))) => {
                         tokio::time::sleep(UNREACHABLE).await;
                     }
@@ -322,10 +324,10 @@ impl Keeper {
         }
     }
 
-    /// How much room a cluster has in a class, its quota included.
+    /// Returns the space that a cluster has in a class, limited by its quota.
     ///
     /// # Errors
-    /// If it may not use the class, or that cannot be looked at.
+    /// If the cluster may not use the class, or the space cannot be determined.
     pub async fn capacity(
         &self,
         asker: &Asker,
@@ -342,10 +344,10 @@ impl Keeper {
         Ok(Capacity { size, free: free.min(left), largest: largest.min(left) })
     }
 
-    /// Makes a volume of a cluster; success if there is one of this name that will do.
+    /// Creates a volume of a cluster. Succeeds if a suitable one of this name exists.
     ///
     /// # Errors
-    /// If there is one that will not do, or none can be made.
+    /// If an unsuitable one of this name exists, or none can be created.
     pub async fn create(&self, asker: &Asker, cluster: &str, wanted: Wanted) -> Result<Volume, Problem> {
         check_name(&wanted.name)?;
         let (by, cluster) = (asker.clone(), cluster.to_owned());
@@ -354,7 +356,7 @@ impl Keeper {
                 keeper.0.turns.take(Thing::Name { cluster: cluster.clone(), name: wanted.name.clone() })?;
             match keeper.0.volumes.named(&cluster, &wanted.name).await? {
                 Some(volume) => {
-                    // It may be about to be removed.
+                    // Another operation may be about to remove it.
                     let _turn = keeper.0.turns.take(Thing::volume(&volume.id))?;
                     keeper.get(&Asker::Host, &volume.id).await.and_then(|volume| will_do(volume, &wanted))
                 }
@@ -377,14 +379,14 @@ impl Keeper {
         let made = self.0.volumes.create(NewVolume { name, cluster, class, size, claim, is_share }).await;
         self.0.reserved.lock().await.remove(&key);
         let volume = made.map_err(|error| self.logged(by, "make a volume", &key.1, error))?;
-        // It may be one that was made before, and is not listed yet.
+        // It may have been created before and not have been listed yet.
         let volume = will_do(volume, &wanted)?;
         self.tell(VolumeAction::Created, &volume, by, None).await;
         Ok(volume)
     }
 
-    /// Sets room in the cluster's quota aside for a volume, by its cluster and name, that is to have `size` bytes, `more`
-    /// than now.
+    /// Reserves space in the cluster's quota for a volume, by its cluster and name, that is to have `size` bytes,
+    /// `more` than now.
     async fn reserve(
         &self,
         policy: &Policy,
@@ -393,7 +395,7 @@ impl Keeper {
         size: u64,
         more: Usage,
     ) -> Result<(), Problem> {
-        // It is asked of the pool only where it counts.
+        // The pool is asked only where its size is the limit.
         let there_is = match policy.bytes {
             Some(_) => 0,
             None => self.0.volumes.capacity(class).await?.size,
@@ -408,7 +410,7 @@ impl Keeper {
     }
 }
 
-/// Whether a volume that is there is what somebody wants.
+/// Returns an existing volume if it satisfies a request for a new one of its name.
 fn will_do(volume: Volume, wanted: &Wanted) -> Result<Volume, Problem> {
     let Volume { size, class, problem, .. } = &volume;
     if let Some(problem) = problem {

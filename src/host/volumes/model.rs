@@ -1,27 +1,30 @@
-//! All that can happen to a volume, two VMs and the host half: every order of requests, steps, ends and silences, with the
-//! two functions that the program itself decides by ([`next`] and [`judge`]). What QEMU is believed to do is written down
-//! here (`facts`): it opens whatever image is there, puts a disk before it only if no other QEMU has a disk of it, and carries out what
-//! it was sent before it answers another connection. One that hangs may carry it out long after, when the volume is free: then it
-//! finds the image in use or gone, or has it without being remembered, and repair takes it back. A guest may let go of a disk long
-//! after it was asked to.
+//! Model of a volume, two VMs and the host half: a test explores every order of requests, steps, crashes and
+//! silences, with the two functions that decide in the program itself ([`next`] and [`judge`]). `facts` states the
+//! assumptions about QEMU: it opens any image that exists, gives it to a disk only if no other QEMU has a disk of
+//! it, and carries out a command before it answers on another connection. A QEMU that hangs may carry out a
+//! command long after, when the volume is free. Then it finds the image in use or removed, or it gets the volume
+//! without a record and repair takes it back. A guest may let go of a disk long after it was asked to.
 //!
-//! Another program may plug and unplug the volume, too, in its own way. What it has plugged is taken only from the VM that is said to
-//! have it, and repair neither takes it away nor puts it back.
+//! Another program may plug and unplug the volume, too, in its own way. A volume that it has plugged is unplugged
+//! only on a request that names the VM that has it, and repair neither unplugs it nor puts it back.
 //!
-//! **Where the kernel cannot say whether an image is open**, as on NFS, other QEMUs are seen by the locks of their disks alone. The
-//! program has QEMU lock each image that it plugs (`locking`), and what cannot be locked or asked for locks is an error: so a disk is
-//! always seen. A block node of a raw image that no disk uses holds no lock (seen with QEMU 10.0), and is not seen unless its VM is
-//! asked. The image may be removed meanwhile; the node never becomes a disk then, unless somebody has answered, by force and wrongly, for
-//! a VM that had it.
+//! **Where the kernel cannot say whether an image is open**, as on NFS, other QEMUs are seen only by the locks of
+//! their disks. The program has QEMU lock each image that it plugs (`locking`). If an image cannot be locked or
+//! checked for locks, that is an error. So a disk is always seen. A block node of a raw image that no disk uses
+//! holds no lock (seen with QEMU 10.0), and is seen only if its VM is asked. The image may be removed meanwhile.
+//! The node then never becomes a disk, unless a person has wrongly stated by force that a VM that had the volume
+//! does not have it.
 //!
-//! **A second host half is not in it.** A process that uses a pool has locked its directory (`.lock`, flock(2), which ends with the
-//! process), and nothing of the pool is read or written without: `a_pool_is_of_one_program` among the tests of the pools. That a host
-//! half is killed and another one begins is in it, and what the first has sent to a QEMU outlives it. On another host, with other
-//! directories and QEMUs, no volume is the same. Where the backend is the API of a cluster, a record is written by the replica that
-//! leads, as long as it is as it was read, which is for the tests of that backend.
+//! **A second host half is not modelled.** A process that uses a pool has locked its directory (`.lock`, flock(2),
+//! which ends with the process), and without the lock nothing of the pool is read or written: see
+//! `a_pool_is_of_one_program` among the tests of the pools. The model does include that a host half is killed and
+//! another one starts, and that commands which the first has sent to a QEMU outlive it. Another host, with other
+//! directories and QEMUs, shares no volume. Where the backend is the API of a cluster, the leading replica writes
+//! a record only if the record is still as it was read; the tests of that backend cover this.
 //!
-//! What is asked of each state: `check` (nothing bad has happened) and `success` (all is well as soon as nothing more goes wrong). That
-//! both of them would notice something is shown by `mutants`: the same with a program that is wrong in one place.
+//! Each state is checked in two ways: `check` (nothing bad has happened) and `success` (everything succeeds as
+//! soon as nothing more goes wrong). `mutants` shows that both would notice faults: it runs the model with
+//! programs that are wrong in one place.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -46,12 +49,12 @@ enum Wanted {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Doing {
-    /// It is looked what another program has plugged.
+    /// About to look for what another program has plugged.
     Begun,
-    /// Another VM has it than the record's.
+    /// A VM other than that of the record has it.
     Conceding,
     Deciding(Option<Held>),
-    /// It was sent to this VM; the record was empty before.
+    /// A command was sent to this VM. `was_empty`: there was no record before.
     Sent {
         to: usize,
         command: Command,
@@ -63,7 +66,7 @@ enum Doing {
 struct Operation {
     wanted: Wanted,
     doing: Doing,
-    /// It has written the record, of what another program had plugged.
+    /// True if this operation has written the record of a volume that another program had plugged.
     has_recognised: bool,
 }
 
@@ -71,46 +74,48 @@ struct Operation {
 struct State {
     image: bool,
     record: Option<Record>,
-    /// Nobody has asked for what the record says: it is of what another program had plugged, and was to be taken away.
+    /// True if no request has caused the record: it describes a volume that another program had plugged, and that was
+    /// to be unpublished.
     is_found: bool,
-    /// Somebody has answered by force that no VM has it, and one had.
+    /// True if a person has stated by force that no VM has the volume, although one had it.
     was_wrong: bool,
-    /// What must never be.
+    /// Violation of the protocol, if one has happened.
     wrong: Option<&'static str>,
     qemus: [Qemu; VMS],
     operation: Option<Operation>,
 }
 
-/// What can be next, and what happens then.
+/// Possible next events, each with the resulting state.
 type Steps = Vec<(&'static str, State)>;
 
-/// What a model is of.
+/// Variant of the environment and the program that is explored.
 #[derive(Debug, Clone, Copy)]
 struct World {
-    /// The kernel can say whether an image is open.
+    /// True if the kernel can say whether an image is open.
     is_local: bool,
-    /// People force volumes out of VMs.
+    /// True if people detach volumes by force.
     has_force: bool,
-    /// Another program plugs it, too.
+    /// Another program plugs the volume, too.
     has_others: bool,
     program: Program,
 }
 
-/// As [`next`].
+/// Function with the signature of [`next`].
 type Decide = fn(Request<'_>, Option<&Published>, Option<&Holder>) -> Next;
-/// As [`judge`].
+/// Function with the signature of [`judge`].
 type Judge = fn(Option<(&Place, &Said)>, Option<Open>) -> Verdict;
 
-/// What the program does.
+/// Behaviour of the host half, correct or with one fault.
 #[derive(Debug, Clone, Copy)]
 struct Program {
     next: Decide,
     judge: Judge,
-    /// A guest that has refused to let go of the disk is taken to keep it, although QEMU may have asked it before.
+    /// Fault: a guest that has refused to let go of the disk is assumed to keep it, although QEMU may have asked it
+    /// before.
     forgets_that_it_leaves: bool,
-    /// An image is removed only if no QEMU has locked it.
+    /// True if an image is removed only when no QEMU has locked it.
     minds_locks: bool,
-    /// Before an image is removed, nodes of it are closed that no disk uses.
+    /// True if nodes that no disk uses are closed before an image is removed.
     closes_nodes: bool,
 }
 
@@ -118,8 +123,8 @@ const PROGRAM: Program =
     Program { next, judge, forgets_that_it_leaves: false, minds_locks: true, closes_nodes: true };
 
 impl World {
-    /// The host half speaks to QEMU itself, which opens an image and plugs it one after the other. Of other programs' disks it takes
-    /// care only where somebody else does both for it.
+    /// Reports whether the host half speaks to QEMU itself, which opens an image and plugs it in two steps. Disks of
+    /// other programs are supported only where a management layer does both in one step.
     fn has_nodes(self) -> bool {
         !self.has_others
     }
@@ -146,7 +151,7 @@ impl State {
         self.qemus.iter().enumerate().any(|(other, qemu)| other != vm && qemu.has.is_disk())
     }
 
-    /// A QEMU carries out what it was sent: all that can become of that, first what is wanted.
+    /// Returns all possible states after a QEMU has carried out its pending command, the wanted one first.
     fn carried_out(&self, vm: usize, world: World) -> Vec<Self> {
         let (is_there, is_locked) = (self.image, self.is_locked_for(vm));
         let outcomes = self.qemus[vm].carried_out(is_there, is_locked, world.has_nodes());
@@ -172,7 +177,7 @@ impl State {
         let remembered = self.record.map(|record| (place(record.vm), self.qemus[record.vm].said()));
         let remembered = remembered.as_ref().map(|(place, said)| (place, said));
         let has = |qemu: &Qemu| qemu.has != Has::Nothing;
-        // By the kernel; or by the locks on it, wherever it is.
+        // A local kernel sees every open image; otherwise only the locks of disks show.
         let is_seen =
             self.qemus.iter().any(|qemu| if world.is_local { has(qemu) } else { qemu.has.is_disk() });
         let says = |qemu: &Qemu| is_seen && has(qemu) && qemu.can_be_asked();
@@ -191,22 +196,22 @@ impl State {
         }
     }
 
-    /// The same, without what makes no difference any more.
+    /// Returns an equivalent state, without differences that no longer matter.
     fn simple(mut self) -> Self {
         self.qemus = self.qemus.map(Qemu::simple);
-        // Who was taken to have nothing has nothing by now.
+        // The VM that was wrongly said not to have the volume no longer has it.
         self.was_wrong &= self.qemus.iter().any(|qemu| qemu.has != Has::Nothing || qemu.pending.is_some());
         self
     }
 
-    /// All that can be next.
+    /// Returns all possible next events and states.
     fn followers(&self, world: World) -> Steps {
         let mut all = Vec::new();
         for vm in 0..VMS {
             self.happens_to(vm, world, &mut all);
         }
         let mut killed = Self { operation: None, ..*self };
-        // Between the record and the guest's answer: it is taken for one that somebody has asked for.
+        // Killed between writing the record and the guest's answer, the next run takes the record for a requested one.
         killed.is_found = false;
         for qemu in &mut killed.qemus {
             qemu.end_was_seen = false;
@@ -234,7 +239,7 @@ impl State {
         all
     }
 
-    /// What can happen to a VM, whatever the host half does.
+    /// Adds the events of a VM that do not depend on the host half.
     fn happens_to(&self, vm: usize, world: World, all: &mut Steps) {
         let mut add = |what: &'static str, change: &dyn Fn(&mut Qemu)| {
             let mut state = *self;
@@ -277,10 +282,10 @@ impl State {
     }
 }
 
-/// Looks at all states that can be, and returns how many there are.
+/// Explores all possible states, and returns their number.
 ///
 /// # Errors
-/// What is wrong with the first that is wrong, and how it came to be.
+/// A description of the first wrong state, and of the events that lead to it.
 fn explore(world: World) -> Result<usize, String> {
     let first = State::new();
     let mut known = HashMap::from([(first, None)]);

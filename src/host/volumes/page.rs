@@ -1,19 +1,19 @@
-//! Lists of volumes, a part at a time. Pure.
+//! Pages of lists of volumes. Pure.
 //!
-//! A token says after which volume the next part begins. That one may be gone by then, so the list that somebody reads
-//! in parts has every volume that was there all the time, and none twice.
+//! A token names the volume after which the next page begins. That volume may have been removed by then. A list
+//! read in pages contains every volume that existed all the time, and none twice.
 
 use super::problem::{Kind, Problem};
 use crate::host::backends::volumes::Volume;
 
-/// Volumes of one part, whatever is asked for.
+/// Largest number of volumes in one page.
 const MOST: usize = 200;
-/// Bytes of the longest identifier.
+/// Longest identifier in bytes.
 const LONGEST: usize = 128;
-/// What tokens begin with.
+/// Prefix of all tokens.
 const PREFIX: &str = "after:";
 
-/// Which part is wanted.
+/// Requested page of a list.
 #[derive(Debug, Clone, Copy)]
 pub struct Page<'t> {
     after: &'t str,
@@ -21,26 +21,27 @@ pub struct Page<'t> {
 }
 
 impl<'t> Page<'t> {
-    /// The part that begins behind `token`, with `most` volumes or fewer (0: as many as fit).
+    /// Parses the request for the page after `token`, with at most `most` volumes (0: as many as fit).
     ///
     /// # Errors
-    /// If the token was never given.
+    /// If the token is invalid.
     pub fn new(token: &'t str, most: usize) -> Result<Self, Problem> {
         let after = parse(token)?.unwrap_or_default();
         Ok(Self { after, most: if most == 0 { MOST } else { most.min(MOST) } })
     }
 
-    /// The identifier after which it begins.
+    /// Returns the identifier after which the page begins.
     pub fn after(&self) -> &str {
         self.after
     }
 
-    /// How many volumes have to be found: one more than it has, which says whether there is another part.
+    /// Returns how many volumes to look for: one more than the page has, which shows whether there is another page.
     pub fn wanted(&self) -> usize {
         self.most + 1
     }
 
-    /// The part, of what was found, and the token of the next; empty if it is the last.
+    /// Cuts the page from the volumes that were found, and returns the token of the next one; empty if this is the
+    /// last.
     pub fn cut(self, mut found: Vec<Volume>) -> (Vec<Volume>, String) {
         let is_last = found.len() <= self.most;
         found.truncate(self.most);
@@ -90,7 +91,7 @@ mod tests {
             let ids: Vec<_> = (0..count).map(|number| format!("pool.{number:03}")).collect();
             let (mut token, mut seen) = (String::new(), Vec::new());
             loop {
-                // One of those that were listed is removed meanwhile.
+                // A volume is removed between two pages.
                 let left: Vec<_> = ids.iter().enumerate()
                     .filter(|(at, _)| *at != usize::from(gone) || *at >= seen.len())
                     .map(|(_, id)| id.clone()).collect();

@@ -1,4 +1,4 @@
-//! The admin API's calls about volumes, and where in its guest a volume is.
+//! Calls of the admin API about volumes, and where a volume is mounted in its guest.
 
 use tonic::Status;
 
@@ -15,10 +15,10 @@ use crate::wire::proto::v1::{
 };
 
 impl Keeper {
-    /// All volumes, or those of one cluster.
+    /// Lists all volumes, or those of one cluster.
     ///
     /// # Errors
-    /// If they cannot be looked at.
+    /// If the volumes cannot be read.
     pub async fn list_for_people(&self, request: ListVolumesRequest) -> Result<ListVolumesResponse, Status> {
         let cluster = Some(request.cluster.as_str()).filter(|cluster| !cluster.is_empty());
         let volumes = self.0.volumes.list(cluster).await.map_err(for_people)?;
@@ -29,10 +29,10 @@ impl Keeper {
         Ok(ListVolumesResponse { volumes: shown })
     }
 
-    /// Makes a volume of a cluster.
+    /// Creates a volume of a cluster.
     ///
     /// # Errors
-    /// As [`Keeper::create`].
+    /// The errors of [`Keeper::create`].
     pub async fn create_for_people(
         &self,
         behalf: Behalf,
@@ -50,10 +50,10 @@ impl Keeper {
         Ok(self.show(&made).await)
     }
 
-    /// Plugs a volume into a VM.
+    /// Attaches a volume to a VM.
     ///
     /// # Errors
-    /// As [`Keeper::publish`].
+    /// The errors of [`Keeper::publish`].
     pub async fn attach_for_people(
         &self,
         behalf: Behalf,
@@ -65,10 +65,10 @@ impl Keeper {
         self.show_by_id(&volume_id).await
     }
 
-    /// Takes a volume away from its VM.
+    /// Detaches a volume from its VM.
     ///
     /// # Errors
-    /// As [`Keeper::unpublish`]; and if there is no such volume.
+    /// The errors of [`Keeper::unpublish`]; and if the volume does not exist.
     pub async fn detach_for_people(
         &self,
         behalf: Behalf,
@@ -84,10 +84,10 @@ impl Keeper {
         self.show_by_id(&volume_id).await
     }
 
-    /// Makes a volume larger.
+    /// Expands a volume.
     ///
     /// # Errors
-    /// As [`Keeper::expand`].
+    /// The errors of [`Keeper::expand`].
     pub async fn expand_for_people(
         &self,
         behalf: Behalf,
@@ -103,7 +103,7 @@ impl Keeper {
     /// Removes a volume.
     ///
     /// # Errors
-    /// As [`Keeper::remove`].
+    /// The errors of [`Keeper::remove`].
     pub async fn remove_for_people(
         &self,
         behalf: Behalf,
@@ -137,10 +137,10 @@ impl Keeper {
         }
     }
 
-    /// What is wrong with a volume: of itself, or where it is plugged; if anything is.
+    /// Returns the problem of a volume, if any: an I/O error where it is plugged, or a problem of the volume itself.
     pub async fn problem(&self, volume: &volumes::Volume) -> Option<String> {
         let failed = match &volume.published {
-            // Where in its guest it is, is not looked for: that is a walk over all disks of the VM for each volume of a list.
+            // Its device in the guest is not looked up: that would search all disks of the VM for each volume of a list.
             Some(published) => {
                 failure(self.holding(published).await.as_ref(), published, &self.names(&volume.id))
             }
@@ -149,18 +149,19 @@ impl Keeper {
         failed.or_else(|| volume.problem.clone())
     }
 
-    /// All that a guest may know a volume by.
+    /// Returns all names by which a guest may know a volume: serial numbers and others.
     fn names(&self, id: &str) -> Vec<String> {
         self.0.volumes.serial(id).into_iter().chain(self.0.volumes.other_names(id)).collect()
     }
 
-    /// What is known of the VM that has a volume.
+    /// Returns the state of the VM that has a volume.
     async fn holding(&self, published: &Published) -> Option<Known> {
         let found = self.0.fleet.get(published.vm.clone()).await.ok().flatten();
         found.filter(|found| found.view.uuid == published.uuid)
     }
 
-    /// The VM that has a volume, which its guest knows by one of these names, and what is wrong with that there.
+    /// Describes the VM that has a volume, which its guest knows by one of these names, and returns the I/O error
+    /// there, if any.
     async fn holder_of(
         &self,
         published: Published,
@@ -182,13 +183,13 @@ fn sharer(sharer: &volumes::Sharer) -> VolumeHolder {
     VolumeHolder { uuid, vm, read_only, ..VolumeHolder::default() }
 }
 
-/// What is wrong with a volume where it is plugged, which its guest knows by one of these names.
+/// Returns the I/O error of a volume in its VM, which knows the volume by one of these names, if there is one.
 fn failure(found: Option<&Known>, published: &Published, names: &[String]) -> Option<String> {
     let errors = found.map(|found| found.view.io_errors.as_slice()).unwrap_or_default();
     errors.iter().find(|error| names.contains(&error.disk)).map(|error| failed(error, &published.vm))
 }
 
-/// What it means that a volume could not be read or written.
+/// Describes an I/O error of a volume, and its consequence for the VM.
 fn failed(error: &IoError, vm: &str) -> String {
     let what = match (error.no_space, error.operation()) {
         (true, _) => "there is no room left for what its guest writes",
@@ -206,7 +207,7 @@ fn for_people(error: volumes::VolumeError) -> Status {
     Problem::from(error).for_host()
 }
 
-/// The guest's name of a disk, and where it is mounted.
+/// Returns the guest's device name of a disk, and its mount points.
 fn place(state: &GuestState, names: &[String]) -> (String, Vec<String>) {
     let has =
         |disk: &&crate::wire::proto::v1::Disk| disk.serials.iter().any(|one| names.contains(&one.value));
@@ -217,8 +218,8 @@ fn place(state: &GuestState, names: &[String]) -> (String, Vec<String>) {
     (disk.name.clone(), points)
 }
 
-/// The UID of the pod to which kubelet gives what is mounted there:
-/// `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`, and of a raw block volume
+/// Returns the UID of the pod for which kubelet has mounted a volume at this path:
+/// `<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount`, or for a raw block volume
 /// `<root>/plugins/kubernetes.io/csi/volumeDevices/publish/<volume>/<uid>`.
 fn pod(mount_point: &str) -> Option<&str> {
     if let Some((_, rest)) = mount_point.split_once("/volumeDevices/publish/") {

@@ -1,36 +1,36 @@
-//! What each cluster may: how many volumes, of which classes, and which of its VMs may ask. Pure.
+//! Quotas and permissions of each cluster: how many volumes, of which classes, and which of its VMs may ask. Pure.
 
 use std::collections::BTreeMap;
 
 use super::problem::{Kind, Problem};
 use crate::host::backends::volumes::{Class, Coming, Usage};
 
-/// The policies of all clusters; one that is not named may do everything.
+/// Policies by the names of clusters. A cluster that is not named has only the usual limits.
 pub type Policies = BTreeMap<String, Policy>;
 
-/// Volumes of a cluster for which nothing is said: no guest fills a host with empty ones.
+/// Limit for a cluster without one in the settings, so that no guest fills a host with empty volumes.
 const USUAL_VOLUMES: u64 = 4096;
 
-/// What one cluster may. For which no bytes are said has at most as many in each class as there are of it in all.
+/// Policy of one cluster. Without a limit in bytes, it may use as much of each class as the class has in all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Most volumes, if that is said.
+    /// Largest number of volumes, if it is configured.
     pub volumes: Option<u64>,
-    /// Most bytes of all volumes together.
+    /// Most bytes of all volumes together, if configured.
     pub bytes: Option<u64>,
-    /// Storage classes; none: all.
+    /// Storage classes that it may use; `None`: all.
     pub classes: Option<Vec<String>>,
-    /// Names of VMs that may ask for volumes; none: all.
+    /// Names of the VMs that may request volumes; `None`: all.
     pub controllers: Option<Vec<String>>,
 }
 
 impl Policy {
-    /// Whether the VM of this name may ask for volumes.
+    /// Reports whether the VM of this name may request volumes.
     pub fn has_controller(&self, vm: &str) -> bool {
         self.controllers.as_ref().is_none_or(|names| names.iter().any(|name| name == vm))
     }
 
-    /// Most volumes.
+    /// Returns the largest number of volumes, by default `USUAL_VOLUMES`.
     pub fn most_volumes(&self) -> u64 {
         self.volumes.unwrap_or(USUAL_VOLUMES)
     }
@@ -39,10 +39,10 @@ impl Policy {
         self.classes.as_ref().is_none_or(|names| names.iter().any(|name| name == class))
     }
 
-    /// The class of a volume to be: the one that is asked for, or the default, or the only one.
+    /// Chooses the class of a new volume: the requested one, else the only one that is allowed, else the default.
     ///
     /// # Errors
-    /// If the cluster may not use it, or there is none of this name, which is the same to the cluster.
+    /// If the cluster may not use the class, or it does not exist, which the error does not distinguish.
     pub fn class(&self, all: &[Class], asked: Option<&str>) -> Result<String, Problem> {
         let allowed: Vec<_> = all.iter().filter(|class| self.allows(&class.name)).collect();
         let names = || allowed.iter().map(|class| class.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -70,11 +70,11 @@ impl Policy {
         })
     }
 
-    /// Whether a cluster that has so much, and so many bytes `in_class` with so many in all, may have a volume of `size`
-    /// bytes more in it, or a volume so many bytes larger.
+    /// Checks that a cluster that already `has` so much may have `more` volumes or bytes. `in_class` is its usage of
+    /// the class, which limits it if the policy sets no limit in bytes.
     ///
     /// # Errors
-    /// If not, in words.
+    /// The exceeded quota, as a message for people.
     pub fn admit(&self, cluster: &str, has: Usage, in_class: Bound, more: Usage) -> Result<(), Problem> {
         let most = self.most_volumes();
         if more.volumes > 0 && has.volumes.saturating_add(more.volumes) > most {
@@ -98,7 +98,7 @@ impl Policy {
         Ok(())
     }
 
-    /// How many bytes a cluster that has so much may have more.
+    /// Returns how many more bytes a cluster that already `has` so much may use.
     pub fn left(&self, has: Usage, in_class: Bound) -> u64 {
         if has.volumes >= self.most_volumes() {
             return 0;
@@ -107,12 +107,12 @@ impl Policy {
     }
 }
 
-/// What a cluster may have in a class if nothing is said.
+/// Usage and size of a class, which is the limit for a cluster without a quota in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bound {
-    /// Bytes of its volumes there.
+    /// Bytes of the cluster's volumes in the class.
     pub has: u64,
-    /// Bytes that there are in all; 0 if that is not known.
+    /// Size of the class in bytes; 0 if it is unknown.
     pub size: u64,
 }
 
@@ -136,23 +136,22 @@ impl Bound {
     }
 }
 
-/// Room that is set aside for volumes that are being made or made larger, by their clusters and names: their class, and the size
-/// that they are to have.
+/// Space reserved for volumes that are being created or expanded: class and future size, by cluster and name.
 #[derive(Debug, Default)]
 pub struct Reserved(BTreeMap<(String, String), (String, u64)>);
 
 impl Reserved {
-    /// Sets room aside for the volume of a cluster and name, in place of what was set aside for it.
+    /// Reserves space for the volume of a cluster and name, in place of any earlier reservation for it.
     pub fn insert(&mut self, key: (String, String), class: String, size: u64) {
         self.0.insert(key, (class, size));
     }
 
-    /// The volume is there, or is not to be.
+    /// Removes a reservation: the volume has been created or expanded, or that has failed.
     pub fn remove(&mut self, key: &(String, String)) {
         self.0.remove(key);
     }
 
-    /// What room is set aside for in a cluster: as many volumes as operations on them are under way.
+    /// Returns the reservations of a cluster. There are as many as operations that need space are under way.
     pub fn of(&self, cluster: &str) -> Vec<Coming> {
         let its =
             self.0.range((cluster.to_owned(), String::new())..).take_while(|((of, _), _)| of == cluster);
@@ -233,7 +232,7 @@ mod tests {
             assert_eq!(policy.admit("dev", has, none, more).unwrap_err().kind, Kind::Exhausted);
         }
         assert_eq!(policy.left(has, none), 1);
-        // Nothing is said.
+        // The policy sets no limits.
         let policy = Policy::default();
         let more = |bytes| Usage { volumes: 1, bytes };
         let some = Bound { has: 9, size: 12 };

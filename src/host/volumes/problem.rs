@@ -1,4 +1,4 @@
-//! What went wrong with a volume: in words that a guest may read, and in those that only its host may.
+//! Problems with volumes: each has one text that a guest may read, and perhaps another that only its host may.
 
 use tonic::{Code, Status};
 
@@ -6,70 +6,70 @@ use crate::host::backends::disks::DiskError;
 use crate::host::backends::volumes::VolumeError;
 use crate::host::fleet::Stopped;
 
-/// Of which kind a problem is.
+/// Kind of a problem, which determines the gRPC status code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// What is asked makes no sense, however things are.
+    /// The request is wrong in any state of the volumes.
     Invalid,
-    /// There is no such thing, or it is another cluster's.
+    /// The object does not exist, or belongs to another cluster.
     NotFound,
-    /// It is there, and not as asked.
+    /// The object exists, but differs from the request.
     Exists,
-    /// Not as things are.
+    /// The request is not possible in the present state.
     Precondition,
-    /// The size cannot be had.
+    /// The size is not possible.
     OutOfRange,
-    /// There is no room, or no more of it in a quota.
+    /// The pool has not enough free space, or a quota is exhausted.
     Exhausted,
-    /// Something else is being done to it.
+    /// Another operation on the volume is under way.
     Aborted,
-    /// The asker may not.
+    /// The caller has no permission.
     Denied,
-    /// Not now.
+    /// The operation is not possible now, but may be later.
     Unavailable,
-    /// It was begun, and takes longer.
+    /// The operation has begun, and takes longer than the caller can wait.
     Late,
-    /// A fault.
+    /// The host has failed; its log says why.
     Internal,
 }
 
-/// What to do about a volume of another host.
+/// Advice about a volume of another host.
 const ELSEWHERE: &str = "ask the host that has this pool, or restore its directory in the settings of this one; if the \
                          volume is lost, its PersistentVolume can only be deleted by hand (docs/csi.md, \"Where a volume is\")";
 
-/// A problem.
+/// Problem with a volume, which ends a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{words}")]
 pub struct Problem {
-    /// Of which kind.
+    /// Kind of the problem, for the status code.
     pub kind: Kind,
     words: String,
-    /// What only the host may know, such as paths.
+    /// Text that only the host may see, since it contains paths, for example.
     detail: Option<String>,
 }
 
 impl Problem {
-    /// In words for everybody.
+    /// Creates a problem whose text both guests and the host may see.
     pub fn new(kind: Kind, words: impl Into<String>) -> Self {
         Self { kind, words: words.into(), detail: None }
     }
 
-    /// In words for everybody, and others for the host.
+    /// Creates a problem with a text for guests and a more detailed one for the host.
     pub fn with_detail(kind: Kind, words: impl Into<String>, detail: String) -> Self {
         Self { kind, words: words.into(), detail: Some(detail) }
     }
 
-    /// There is no such volume, or it is another cluster's.
+    /// Creates the problem of a volume that does not exist or belongs to another cluster: a guest cannot tell which.
     pub fn no_volume(id: &str) -> Self {
         Self::new(Kind::NotFound, format!("there is no volume {id:?}"))
     }
 
-    /// There is no such VM, or it is another cluster's.
+    /// Creates the problem of a VM that does not exist or belongs to another cluster: a guest cannot tell which.
     pub fn no_node(node: &str) -> Self {
         Self::new(Kind::NotFound, format!("the node {node:?} is not on this host"))
     }
 
-    /// As gRPC names it.
+    /// Returns the gRPC status code.
     pub fn code(&self) -> Code {
         match self.kind {
             Kind::Invalid => Code::InvalidArgument,
@@ -86,17 +86,17 @@ impl Problem {
         }
     }
 
-    /// For a guest.
+    /// Returns the gRPC status for a guest, without the detail.
     pub fn for_guest(self) -> Status {
         Status::new(self.code(), self.words)
     }
 
-    /// For people on the host.
+    /// Returns the gRPC status for people on the host, with the detail.
     pub fn for_host(self) -> Status {
         Status::new(self.code(), self.words_for_host())
     }
 
-    /// In the words for people on the host.
+    /// Returns the text for people on the host: the detail, if there is one.
     pub fn words_for_host(&self) -> String {
         self.detail.clone().unwrap_or_else(|| self.words.clone())
     }
@@ -127,7 +127,7 @@ impl From<VolumeError> for Problem {
             VolumeError::InUse(_) | VolumeError::Contested(_) => {
                 Self::with_detail(Kind::Unavailable, "the volume is in use", words)
             }
-            // All that it says stands in the identifier, but for the host's name, which guests are told anyway.
+            // The text adds only the host's name to the identifier, and guests know that name anyway.
             VolumeError::Elsewhere(_) => Self::new(Kind::Unavailable, format!("{words}; {ELSEWHERE}")),
             VolumeError::Damaged(_) => Self::with_detail(Kind::Internal, "the volume is damaged", words),
             VolumeError::Disk(error) => error.into(),

@@ -1,4 +1,5 @@
-//! What is done next to a volume: the one place that decides who gets it, and when it is free. Pure.
+//! Decides the next step of an operation on a volume. No other code decides who gets a volume, and when it is
+//! free. Pure.
 //!
 //! ```text
 //!   request ─┐
@@ -8,85 +9,86 @@
 //!                     └──▶ Refuse
 //! ```
 //!
-//! Nothing else is remembered between two steps, so it does not matter where this program or another one ended in
-//! between. A test explores all that can happen (`model`).
+//! Nothing else is remembered between two steps, so it does not matter where this program, or an earlier run of
+//! it, has ended. A test explores everything that can happen (`model`).
 
 use super::super::backends::volumes::{Holder, Place, Published};
 
-/// What is wanted of a volume.
+/// Request that is to be carried out on a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Request<'r> {
     /// The VM with this UUID is to have it.
     Publish {
-        /// The VM's.
+        /// UUID of the VM.
         uuid: &'r str,
-        /// The guest is not to write.
+        /// True if the guest must not write.
         read_only: bool,
     },
-    /// Nobody is to have it.
+    /// No VM is to have it.
     Unpublish {
-        /// Somebody answers for it that nobody has it if that cannot be told.
+        /// A person vouches that no VM has it, in case this cannot be determined.
         by_force: bool,
     },
-    /// It is to be no more.
+    /// Its image and record are to be removed.
     Remove {
-        /// The VM that it is published to is known, and so has to be unpublished from first.
+        /// True if the VM of the record is known, so that the volume has to be unpublished first.
         is_listed: bool,
     },
-    /// It is to have another size.
+    /// Its size is to change.
     Resize,
 }
 
-/// What is done next.
+/// Next step of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Next {
-    /// It is found out who holds it.
+    /// Find out who holds the volume, and decide again.
     Ask,
-    /// It is plugged into the wanted VM; then the request is done.
+    /// Plug it into the requested VM; then the request is done.
     Plug,
-    /// It is unplugged from this VM, and the record says so; then the request is done.
+    /// Unplug it from this VM, and record that; then the request is done.
     Unplug(Place),
-    /// It is taken away from this VM, which is not the one of the record.
+    /// Unplug it from this VM, which is not the one of the record.
     TakeBack(Place),
-    /// The record is to say that nobody has it.
+    /// Remove the record that a VM has it.
     Forget,
-    /// It is removed; then the request is done.
+    /// Remove it; then the request is done.
     Remove,
-    /// It is resized, through this VM if one holds it; then the request is done.
+    /// Resize it, through this VM if one holds it; then the request is done.
     Resize(Option<Place>),
-    /// There is nothing to do.
+    /// Nothing is left to do.
     Done,
-    /// It is not done.
+    /// End the request with an error.
     Refuse(Refusal),
 }
 
-/// Why it is not done.
+/// Reason why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// This VM has it.
     Held(Place),
-    /// It is published to a VM that has not got it now.
+    /// It is published to a VM that does not have it at the moment.
     Published,
-    /// It is being taken away from the VM that is to have it.
+    /// It is being unplugged from the VM that requests it.
     Leaving,
-    /// The VM has it already, and the guest may write if this is false.
+    /// The VM already has it with the other access: the guest may write if `read_only` is false.
     Access {
-        /// As it is.
+        /// Present access of the VM.
         read_only: bool,
     },
-    /// It cannot be told who holds it; in words why.
+    /// The holder cannot be determined, for this reason.
     Untold(String),
 }
 
-/// What is done next for `request`, as the record says who has the volume, and as far as it was asked who holds it.
+/// Decides the next step for `request`. `record` is the VM to which the volume is published, and `holder` the
+/// answer to the last `Next::Ask`, if there was one.
 pub fn next(request: Request<'_>, record: Option<&Published>, holder: Option<&Holder>) -> Next {
     let Some(record) = record else {
         return match (request, holder) {
-            // QEMU opens an image only if nobody else uses it, and an image that is open is not removed.
+            // No holder is asked for: QEMU opens an image only if nobody else uses it, and an open image is not removed.
             (Request::Publish { .. }, _) => Next::Plug,
             (Request::Remove { .. }, _) => Next::Remove,
             (Request::Resize, _) => Next::Resize(None),
-            // It may have come back: a command to plug it may have been carried out late.
+            // A VM may have got the volume without a record, if a command to plug it was carried out late.
             (Request::Unpublish { .. }, None) => Next::Ask,
             (Request::Unpublish { .. }, Some(Holder::On(place))) => Next::TakeBack(place.clone()),
             (Request::Unpublish { by_force: false }, Some(Holder::Unknown(why))) => {

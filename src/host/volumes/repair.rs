@@ -1,13 +1,13 @@
-//! Finds volumes that are not where they are remembered to be, and puts them there again.
+//! Finds volumes that are not where their records say, and restores that.
 //!
 //! ```text
-//!  remembered: a VM has it ──and QEMU has no such disk──▶ plugged again      (the VM was restarted, or somebody unplugged it)
-//!  remembered: leaving     ──and QEMU has no such disk──▶ its image is closed, and it is forgotten
-//!                                                                            (this program ended in between)
-//! remembered: another, or none ──and QEMU has it──▶ taken away               (it was forgotten by force, or came back late)
+//!  recorded: a VM has it ──but QEMU has no such disk──▶ plugged again       (the VM was restarted, or it was unplugged)
+//!  recorded: leaving     ──and QEMU has no such disk──▶ its image is closed, and its record removed
+//!                                                                           (this program ended in between)
+//!  recorded: another, or no VM ──but QEMU has it──▶ unplugged               (forgotten by force, or plugged late)
 //! ```
 //!
-//! A VM is looked at when it is back, when its agent is, and all are now and then.
+//! A VM is checked when it is back or its agent is. All VMs are checked regularly.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,11 +24,11 @@ use crate::host::fleet::{Identity, Machine, Watched};
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{PowerState, VirtualMachineEvent, VolumeAction};
 
-/// How often all VMs are looked at.
+/// Interval at which all VMs are checked.
 const INTERVAL: Duration = Duration::from_secs(30);
 
 impl Keeper {
-    /// Repairs until `shutdown`.
+    /// Checks and repairs until `shutdown`.
     pub async fn repair(self, shutdown: CancellationToken) {
         shutdown.run_until_cancelled(self.watch()).await;
     }
@@ -53,7 +53,7 @@ impl Keeper {
         }
     }
 
-    /// Looks at one VM, or at all, each beside the others.
+    /// Checks one VM, or all of them concurrently.
     async fn look(&self, name: Option<&str>) {
         if let Some(shares) = self.0.volumes.shares().filter(|_| name.is_none())
             && let Err(error) = shares.repair().await
@@ -77,7 +77,7 @@ impl Keeper {
             }
         }
         let vms = match name {
-            // A guest causes this as often as it comes back.
+            // A look-up rather than a search, since a guest causes this whenever it comes back.
             Some(name) => self.0.fleet.find(Identity::Name(name.to_owned())).await.map(Vec::from_iter),
             None => self.0.fleet.machines().await,
         };
@@ -104,9 +104,9 @@ impl Keeper {
         }
     }
 
-    /// Compares what one VM has with what it is to have, as these identifiers of volumes tell: what differs is looked at again.
+    /// Compares the volumes of one VM with the recorded ones, `has`, and repairs what differs.
     async fn compare(&self, vm: &str, uuid: &str, has: &BTreeSet<String>) {
-        // Only looks are few at a time: what is repaired may take minutes, and must not keep others from being looked at.
+        // Only this look is limited: a repair may take minutes, and must not delay looks at other VMs.
         let place = if self.are_of_one_host() { None } else { self.0.looks.acquire().await.ok() };
         let plugged = self.0.volumes.plugged(vm).await;
         drop(place);
@@ -115,7 +115,7 @@ impl Keeper {
             Err(error) => return tracing::debug!(vm, %error, "cannot read which volumes a VM has"),
         };
         for id in has.difference(&plugged) {
-            // Somebody is at it.
+            // An operation on the volume is under way.
             let Ok(_turn) = self.0.turns.take(Thing::volume(id)) else { continue };
             self.mend(id, vm, uuid).await;
         }
@@ -125,7 +125,7 @@ impl Keeper {
         }
     }
 
-    /// Takes a volume away from a VM that is not to have it, if that is still so.
+    /// Unplugs a volume from a VM that must not have it, if that is still so.
     async fn take_back(&self, id: &str, vm: &str, uuid: &str) {
         let Ok(Some(volume)) = self.0.volumes.get(id).await else { return };
         let is_its = volume.published.as_ref().is_some_and(|published| published.uuid == uuid);
@@ -152,7 +152,8 @@ impl Keeper {
         }
     }
 
-    /// What a volume needs that its VM does not have, if that is still so.
+    /// Plugs a volume that its VM lacks or, if the volume is leaving, completes that; unless things have changed
+    /// meanwhile.
     async fn mend(&self, id: &str, vm: &str, uuid: &str) {
         let Ok(Some(volume)) = self.0.volumes.get(id).await else { return };
         let Some(published) = volume.published.clone().filter(|published| published.uuid == uuid) else {
@@ -162,7 +163,7 @@ impl Keeper {
             return;
         }
         let (leaving, outcome) = if published.leaving {
-            // The disk is gone, but not all of what was behind it may be.
+            // The disk no longer exists, but its block nodes and image may still be open.
             let side = release::bounded(self.agent(vm, &Asker::Host));
             (true, self.0.volumes.unplug(id, vm, PATIENCE, side).await)
         } else {
@@ -181,7 +182,7 @@ impl Keeper {
         }
     }
 
-    /// Warns of what is wrong with a volume, once until that changes.
+    /// Warns about a problem with a volume, once until the problem changes.
     fn complain(&self, id: &str, vm: &str, words: &str) {
         if self.0.complaints.is_new(id, words) {
             tracing::warn!(volume = id, vm, "{words}");
@@ -191,7 +192,7 @@ impl Keeper {
     }
 }
 
-/// A VM may have lost its disks before this.
+/// Reports whether an event means that a VM is back, and so may have lost its disks.
 fn is_back(event: &VirtualMachineEvent) -> bool {
     match &event.kind {
         Some(Kind::PowerChanged(change)) => change.power() == PowerState::Running,

@@ -1,11 +1,11 @@
-//! Shares: volumes that many nodes have at a time, and mount over the network. Nothing is plugged, so that nobody has to let go
-//! of anything before another node has it: `protocol` is not about them. What has to be so is that a share is served while
-//! some node may mount it, which the backend sees to ([`Shares`]).
+//! Shares: volumes that many nodes have at a time, and mount over the network. Nothing is plugged, so no node has
+//! to let go of a share before another one gets it, and `protocol` does not apply. A share has to be served for as
+//! long as any node may mount it; the backend ensures this ([`Shares`]).
 //!
 //! ```text
-//!  publish ───▶ the node is remembered ──▶ the share is served ──▶ where
-//!  unpublish ─▶ the node is forgotten  ──▶ the last one: it is served no more
-//!  find ──────▶ the node is remembered? ─▶ where, as it is now
+//!  publish ───▶ the node is recorded   ──▶ the share is served ──▶ where
+//!  unpublish ─▶ its record is removed  ──▶ after the last one, the share is no longer served
+//!  find ──────▶ is the node recorded?  ──▶ where, as it is now
 //! ```
 
 use super::super::backends::Vm;
@@ -15,10 +15,10 @@ use super::{Asker, Keeper};
 use crate::wire::proto::v1::VolumeAction;
 
 impl Keeper {
-    /// The backend's shares.
+    /// Returns the backend's shares.
     ///
     /// # Errors
-    /// If it has none.
+    /// If the backend does not support shares.
     pub(super) fn shares(&self) -> Result<&dyn Shares, Problem> {
         self.0.volumes.shares().ok_or_else(|| {
             let words = "volumes of this host are disks, which one node has at a time: ReadWriteMany and ReadOnlyMany are \
@@ -27,12 +27,12 @@ impl Keeper {
         })
     }
 
-    /// Whether the backend has any.
+    /// Reports whether the backend supports shares.
     pub fn has_shares(&self) -> bool {
         self.0.volumes.shares().is_some()
     }
 
-    /// Lets a VM, which is called so in its cluster, mount a share, perhaps read-only.
+    /// Permits a VM, which its cluster knows as `node`, to mount a share, perhaps read-only.
     pub(super) async fn share(
         &self,
         by: &Asker,
@@ -57,8 +57,8 @@ impl Keeper {
         Ok(export)
     }
 
-    /// Where a share is served that this node may mount. Nothing is changed, and nothing waited for: a node from which the share was
-    /// taken away does not get it back by asking.
+    /// Returns where a share is served that this node may mount. Changes nothing and does not wait: a node from which
+    /// the share was unpublished does not get it back by asking.
     ///
     /// # Errors
     /// If the node may not mount it, or it is not served now.
@@ -74,7 +74,7 @@ impl Keeper {
         export.map_err(|error| self.logged(asker, "find a share", id, error))
     }
 
-    /// Lets a node not mount a share any more; none, if there is no node.
+    /// Ends the permission of a node, or of all nodes if `node` is `None`, to mount a share.
     pub(super) async fn unshare(
         &self,
         by: &Asker,
@@ -92,7 +92,7 @@ impl Keeper {
             node.is_none_or(is_called) || named.as_ref() == Some(&sharer.uuid)
         };
         let meant: Vec<_> = volume.sharers.iter().flatten().filter(is_meant).collect();
-        // Also if there is none: an attempt before may have ended in the middle.
+        // Done even if no sharer matches: an earlier attempt may have ended half-way.
         let uuids = match node {
             None => vec![None],
             Some(_) => meant.iter().map(|sharer| Some(sharer.uuid.as_str())).collect(),
@@ -109,7 +109,7 @@ impl Keeper {
     }
 }
 
-/// That nodes may mount a share, if any may.
+/// Returns the problem that nodes may mount a share, if any may.
 pub(super) fn in_use(volume: &Volume) -> Option<Problem> {
     let nodes: Vec<_> = volume.sharers.iter().flatten().map(|sharer| sharer.node.as_str()).collect();
     if nodes.is_empty() {

@@ -1,32 +1,32 @@
-//! How large a volume becomes. Pure.
+//! Sizes of volumes: chooses a size within a requested range. Pure.
 
 use super::problem::{Kind, Problem};
 
-/// Of a volume for which nothing is said: 1 GiB.
+/// Size of a volume if the request gives none: 1 GiB.
 const USUAL: u64 = 1 << 30;
-/// The smallest volume: 10 MiB.
+/// Size of the smallest volume: 10 MiB.
 pub const SMALLEST: u64 = 10 << 20;
-/// The largest: 64 TiB.
+/// Size of the largest volume: 64 TiB.
 const LARGEST: u64 = 64 << 40;
-/// Sizes are made multiples of it, where the limit leaves room for that: 2 MiB.
+/// Sizes are rounded up to multiples of this, if the limit permits: 2 MiB.
 const STEP: u64 = 2 << 20;
-/// Sizes are always multiples of it.
+/// Sizes are always multiples of this.
 const SECTOR: u64 = 512;
 
-/// The sizes that will do, in bytes; 0 is no bound.
+/// Acceptable sizes in bytes; 0 is no bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Range {
-    /// At least.
+    /// Smallest acceptable size; 0: no bound.
     pub required: u64,
-    /// At most.
+    /// Largest acceptable size; 0: no bound.
     pub limit: u64,
 }
 
 impl Range {
-    /// A range as CSI has it.
+    /// Validates a capacity range as CSI represents it.
     ///
     /// # Errors
-    /// If it is none.
+    /// If a bound is negative, or the limit is less than the required size.
     pub fn new(required: i64, limit: i64) -> Result<Self, Problem> {
         let invalid = |problem: &str| Problem::new(Kind::Invalid, format!("capacity_range: {problem}"));
         let number = |number: i64| u64::try_from(number).map_err(|_| invalid("a size is negative"));
@@ -37,15 +37,15 @@ impl Range {
         Ok(range)
     }
 
-    /// Whether a volume of this size will do.
+    /// Reports whether a size is within the range.
     pub fn has(self, size: u64) -> bool {
         size >= self.required && (self.limit == 0 || size <= self.limit)
     }
 
-    /// The size of a new volume.
+    /// Chooses the size of a new volume.
     ///
     /// # Errors
-    /// If no volume has such a size.
+    /// If no volume can have such a size.
     pub fn choose(self) -> Result<u64, Problem> {
         let wanted = match self.required {
             0 if self.limit > 0 => USUAL.min(self.limit / SECTOR * SECTOR).max(SMALLEST),
@@ -55,10 +55,10 @@ impl Range {
         self.round(wanted)
     }
 
-    /// The size of a volume that has `size` and is to be made larger.
+    /// Chooses the new size of a volume that has `size` now.
     ///
     /// # Errors
-    /// If no volume has such a size.
+    /// If no volume can have such a size.
     pub fn grow(self, size: u64) -> Result<u64, Problem> {
         if self.has(size) {
             return Ok(size);

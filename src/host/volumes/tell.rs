@@ -1,4 +1,4 @@
-//! What happens to volumes, for everybody who watches.
+//! Log lines and events about operations on volumes.
 
 use super::super::backends::volumes::Volume;
 use super::super::text;
@@ -8,7 +8,8 @@ use crate::wire::proto::v1::virtual_machine_event::Kind;
 use crate::wire::proto::v1::{VolumeAction, VolumeChanged};
 
 impl Keeper {
-    /// Logs what a guest is not told of why something failed. A guest that repeats it does not fill the log.
+    /// Logs the full reason of a failure, which guests do not get, and returns the problem. A guest that repeats a
+    /// failing call does not fill the log.
     pub(super) fn logged(&self, by: &Asker, what: &str, about: &str, error: impl Into<Problem>) -> Problem {
         let problem = error.into();
         let (about, words) = (text::clean(about), format!("cannot {what}: {}", problem.words_for_host()));
@@ -19,7 +20,8 @@ impl Keeper {
         problem
     }
 
-    /// Tells what was done to a volume, by whom, and which VM has or had it.
+    /// Logs and reports an operation on a volume, with the party that requested it and the VM that has or had the
+    /// volume.
     pub(super) async fn tell(&self, action: VolumeAction, volume: &Volume, by: &Asker, vm: Option<&str>) {
         let (asker, by) = match by {
             Asker::Guest { vm, .. } => (vm.as_str(), vm.as_str()),
@@ -38,7 +40,7 @@ impl Keeper {
             claim: text::clean(&volume.claim),
             by: by.to_owned(),
         };
-        // Without a fleet nobody watches.
+        // Fails only if the fleet has ended: then nobody watches.
         self.0.fleet.note(name, Kind::VolumeChanged(changed)).await.ok();
     }
 }

@@ -1,4 +1,4 @@
-//! What is decided here needs no QEMU and no file: it is the same over a backend in memory.
+//! Tests of the keeper over a backend in memory. Its decisions need neither QEMU nor files.
 
 use tokio_util::sync::CancellationToken;
 
@@ -28,7 +28,7 @@ fn vm(name: &str) -> Vm {
 }
 
 impl Bench {
-    /// The VMs `a` and `b`.
+    /// Builds a keeper with the VMs `a` and `b`.
     async fn new() -> Self {
         let (memory, scope) = (Memory::default(), Scope::new());
         for name in ["a", "b"] {
@@ -81,7 +81,7 @@ fn is(outcome: Result<(), Problem>, kind: Kind) {
     assert_eq!(problem.kind, kind, "{problem}");
 }
 
-// The agents of these VMs never come; the time that is waited for them passes at once.
+// The agents of these VMs never connect. With the paused clock, waiting for them takes no time.
 #[tokio::test(start_paused = true)]
 async fn a_volume_goes_from_one_vm_to_another() {
     let bench = Bench::new().await;
@@ -115,7 +115,7 @@ async fn a_volume_goes_from_one_vm_to_another() {
     assert_eq!(bench.keeper.list(&Asker::Host, "", 0).await.unwrap().0, []);
 }
 
-// Without their agents nothing in these VMs uses what was just plugged.
+// These VMs have no agents, so nothing in them uses a volume that has just been plugged.
 #[tokio::test(start_paused = true)]
 async fn what_somebody_else_has_plugged_at_the_same_moment_is_unplugged_again() {
     let bench = Bench::new().await;
@@ -128,7 +128,7 @@ async fn what_somebody_else_has_plugged_at_the_same_moment_is_unplugged_again() 
     bench.memory.contest(&id, false);
     bench.publish(&id, "a").await.unwrap();
     bench.plugged(&[("a", &id)]);
-    // And so it is when repair brings it back.
+    // The same happens when repair plugs it again.
     bench.memory.end("a");
     bench.memory.start(&place("a"));
     bench.memory.contest(&id, true);
@@ -150,7 +150,7 @@ async fn nothing_is_free_while_nobody_can_say_so() {
     let larger = Range::new(40 * MIB, 0).unwrap();
     is(bench.keeper.expand(&Asker::Host, &id, larger).await.map(drop), Kind::Unavailable);
     bench.plugged(&[("a", &id)]);
-    // Somebody answers for it, and is wrong.
+    // A person wrongly vouches that no VM has it.
     bench.unpublish(&id, true).await.unwrap();
     is(bench.publish(&id, "b").await, Kind::Unavailable);
     is(bench.remove(&id).await, Kind::Unavailable);
@@ -167,7 +167,7 @@ async fn a_vm_has_no_more_volumes_than_it_may() {
     for name in ["u", "v", "w"] {
         ids.push(bench.create(name).await.unwrap().id);
     }
-    // At the same time they are no more, either.
+    // Concurrent requests do not exceed the limit either.
     let (u, v, w) =
         tokio::join!(bench.publish(&ids[0], "a"), bench.publish(&ids[1], "a"), bench.publish(&ids[2], "a"));
     let outcomes = [u, v, w];
@@ -179,7 +179,7 @@ async fn a_vm_has_no_more_volumes_than_it_may() {
         "{problem}"
     );
     is(bench.publish(&ids[refused], "a").await, Kind::Exhausted);
-    // What it has it may be given again, and what is refused goes elsewhere.
+    // A volume that the VM has may be published to it again, and the refused one can go elsewhere.
     let has = ids.iter().enumerate().find(|(at, _)| *at != refused).unwrap().1;
     bench.publish(has, "a").await.unwrap();
     bench.publish(&ids[refused], "b").await.unwrap();
@@ -196,7 +196,7 @@ async fn a_cluster_has_no_more_bytes_than_there_are() {
         let wanted = Wanted { name: name.into(), class: None, range, claim: String::new(), is_share: false };
         bench.keeper.create(&Asker::Host, "dev", wanted)
     };
-    // Less than half of it is written, for all that the backend knows; it is the cluster that has too much.
+    // The backend would have space, since less than half of it is written, but the cluster exceeds its limit.
     bench.memory.is_thin();
     let id = create("v", 1000 * MIB).await.unwrap().id;
     let problem = create("w", 100 * MIB).await.unwrap_err();
@@ -207,7 +207,7 @@ async fn a_cluster_has_no_more_bytes_than_there_are() {
     create("w", 20 * MIB).await.unwrap();
     let room = bench.keeper.capacity(&Asker::Host, "dev", None).await.unwrap();
     assert_eq!(room.free, 4 << 20);
-    // It is for each cluster.
+    // The limit applies to each cluster by itself.
     assert_eq!(bench.keeper.capacity(&Asker::Host, "prod", None).await.unwrap().free, 1 << 30);
 }
 
@@ -236,7 +236,7 @@ async fn a_share_is_given_to_many_nodes_and_removed_when_none_has_it() {
         bench.keeper.unpublish(&Asker::Host, &id, Some("a"), false).await.unwrap();
         assert_eq!(sharers().await, ["b"]);
     }
-    // Its agent, which has the share still, does not take it back.
+    // The agent of a node that has lost the share does not get it back by asking.
     is(bench.keeper.find_share(&Asker::Host, &id, "a").await.map(drop), Kind::NotFound);
     assert_eq!(sharers().await, ["b"]);
     let export = bench.keeper.find_share(&Asker::Host, &id, "b").await.unwrap();
@@ -248,7 +248,7 @@ async fn a_share_is_given_to_many_nodes_and_removed_when_none_has_it() {
     bench.remove(&id).await.unwrap();
 }
 
-/// What was set aside for a volume is free again when that is there, or is not to be.
+/// Space reserved for a volume is released when the volume is created, or its creation fails.
 #[tokio::test(start_paused = true)]
 async fn room_is_set_aside_only_while_a_volume_is_made_or_made_larger() {
     let bench = Bench::new().await;
@@ -265,7 +265,7 @@ async fn room_is_set_aside_only_while_a_volume_is_made_or_made_larger() {
                 sizes.remove(&name);
             }
             (1, Some(id)) => {
-                // No volume becomes smaller, and there may be no room.
+                // Volumes never shrink, and there may not be enough space.
                 if let Ok(size) = bench.keeper.expand(&Asker::Host, &id, range).await {
                     sizes.insert(name, size);
                 }
@@ -278,7 +278,7 @@ async fn room_is_set_aside_only_while_a_volume_is_made_or_made_larger() {
                     claim: String::new(),
                     is_share: false,
                 };
-                // Another one at the same time: both may fit, or one, or none.
+                // A second one is created concurrently: both may fit, or one, or none.
                 let other = format!("w{step}");
                 let create = |name: &str| bench.keeper.create(&Asker::Host, "dev", wanted(name));
                 let made = tokio::join!(create(&name), create(&other));

@@ -1,4 +1,4 @@
-//! One operation at a time on each thing, and few at a time of each guest.
+//! Limits operations: one at a time on each thing, and few at a time from each guest.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,46 +6,47 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::problem::{Kind, Problem};
 use crate::turns;
 
-/// Operations that a guest may have begun and not ended.
+/// Operations that a guest may have under way.
 const MOST: usize = 16;
 
-/// What only one may work on. A guest chooses identifiers and names, and with them none of another kind.
+/// Thing that at most one operation may work on. A guest chooses identifiers and names, but its choices cannot
+/// collide with things of another kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Thing {
-    /// A volume, by its identifier.
+    /// Volume by its identifier.
     Volume(String),
-    /// What a cluster calls a volume, whether there is one or not.
+    /// Name that a cluster gives a volume, whether or not the volume exists.
     Name {
-        /// The cluster.
+        /// Cluster that the name belongs to.
         cluster: String,
-        /// The name.
+        /// Name of the volume in its cluster.
         name: String,
     },
-    /// All volumes of a VM, by its name.
+    /// All volumes of a VM, by the name of the VM.
     Vm(String),
 }
 
 impl Thing {
-    /// The volume with this identifier.
+    /// Returns the thing that stands for the volume with this identifier.
     pub fn volume(id: &str) -> Self {
         Self::Volume(id.to_owned())
     }
 }
 
-/// What is being done.
+/// Things that operations work on now, and the number of operations of each guest.
 #[derive(Debug, Clone, Default)]
 pub struct Turns {
     things: turns::Turns<Thing>,
     operations: Operations,
 }
 
-/// How many operations are under way, by the name of the VM.
+/// Number of operations under way, by the name of the VM.
 type Operations = Arc<Mutex<BTreeMap<String, usize>>>;
 
-/// The right to work on one thing, until it is dropped.
+/// Right to work on one thing, until it is dropped.
 pub type Turn = turns::Turn<Thing>;
 
-/// One operation of a guest, until it is dropped.
+/// Operation of a guest, which counts until it is dropped.
 #[derive(Debug)]
 pub struct Place {
     operations: Operations,
@@ -53,15 +54,15 @@ pub struct Place {
 }
 
 fn locked(operations: &Operations) -> MutexGuard<'_, BTreeMap<String, usize>> {
-    // Nothing that is done under the lock leaves it half changed.
+    // A panic under the lock leaves the map consistent, so poisoning can be ignored.
     operations.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Turns {
-    /// The right to work on something.
+    /// Takes the right to work on a thing.
     ///
     /// # Errors
-    /// If somebody has it.
+    /// If another operation has it.
     pub fn take(&self, thing: Thing) -> Result<Turn, Problem> {
         self.things
             .take(thing, ())
@@ -71,7 +72,7 @@ impl Turns {
     /// Begins an operation of a guest.
     ///
     /// # Errors
-    /// If it has begun too many.
+    /// If the guest has too many under way.
     pub fn enter(&self, vm: &str) -> Result<Place, Problem> {
         let mut operations = locked(&self.operations);
         let count = operations.entry(vm.to_owned()).or_default();

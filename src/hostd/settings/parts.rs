@@ -1,4 +1,4 @@
-//! What the settings come to for each part of the host half.
+//! Derivation of what each part of the host half needs from the settings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use crate::host::volumes::policy::{Policies, Policy};
 use crate::sys::host_name::host_name;
 use crate::transport::dial::{Dialer, Target};
 
-/// Where this host is, as guests are told.
+/// Returns the topology of this host, as reported to guests.
 pub(super) fn topology(settings: &TopologySettings) -> Topology {
     let TopologySettings { region, zone, host, labels } = settings.clone();
     Topology { region, zone, host: host.unwrap_or_else(host_name), labels: labels.into_iter().collect() }
 }
 
-/// The VMs as the backend knows them.
+/// Returns the VMs in the form of the backend.
 pub(super) fn machines(settings: &HostSettings) -> Vec<qemu::Machine> {
     let limits = Arc::new(limits(&settings.limits));
     settings.vms.iter().map(|vm| machine(vm, &limits)).collect()
@@ -55,7 +55,7 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
     qemu::Machine { vm, qmp: settings.qmp.clone(), console }
 }
 
-/// What holds for all VMs of a node.
+/// Returns the options for all VMs of a node.
 #[cfg(feature = "kubevirt")]
 pub(super) fn node_of(settings: &HostSettings) -> node::Options {
     let KubevirtSettings { sockets, port, max_volumes, node_labels, guests, .. } = settings.kubevirt.clone();
@@ -63,7 +63,7 @@ pub(super) fn node_of(settings: &HostSettings) -> node::Options {
     node::Options { sockets, port, max_volumes, limits, node_labels, guests }
 }
 
-/// What holds for all VMs of a cluster.
+/// Returns the options for all VMs of a cluster.
 #[cfg(feature = "kubevirt")]
 pub(super) fn controller_of(settings: &HostSettings) -> controller::Options {
     let limits = Arc::new(limits(&settings.limits));
@@ -71,9 +71,9 @@ pub(super) fn controller_of(settings: &HostSettings) -> controller::Options {
     controller::Options { max_volumes, limits, node_labels }
 }
 
-/// The pools as the backend knows them.
+/// Returns the pools in the form of the backend.
 pub(super) fn pools_of(settings: &HostSettings) -> Vec<pools::Pool> {
-    // Where none is said to be it, the first one is for volumes that name no class.
+    // Without an explicit default, the first pool serves volumes that name no class.
     let none = !settings.pools.iter().any(|pool| pool.default);
     settings.pools.iter().enumerate().map(|(at, settings)| pool(settings, none && at == 0)).collect()
 }
@@ -101,7 +101,7 @@ fn pool(settings: &PoolSettings, is_default: bool) -> pools::Pool {
     }
 }
 
-/// What clusters may, as volumes are kept for them.
+/// Returns the policies for the volumes of clusters.
 pub(super) fn policies_of(settings: &HostSettings) -> Policies {
     let policy = |settings: &ClusterSettings| Policy {
         volumes: settings.max_volumes,
@@ -112,7 +112,7 @@ pub(super) fn policies_of(settings: &HostSettings) -> Policies {
     settings.clusters.iter().map(|(name, settings)| (name.clone(), policy(settings))).collect()
 }
 
-/// The pools of addresses, and what clusters may have of them.
+/// Returns the pools of addresses, and the shares of clusters in them.
 pub(super) fn cloud_of(settings: &HostSettings) -> cloud::Settings {
     let policy = |settings: &ClusterSettings| cloud::Policy {
         load_balancers: settings.max_load_balancers,
@@ -145,7 +145,7 @@ fn address_pool(settings: &AddressPoolSettings) -> cloud::Pool {
     cloud::Pool { name, ranges, network, clusters, priority, forward_to, interface, reserved_ports }
 }
 
-/// What is fetched from exporters in guests.
+/// Returns the scrape jobs for exporters in guests.
 pub(super) fn jobs_of(settings: &HostSettings) -> Jobs {
     let job = |settings: &ScrapeSettings| {
         let ScrapeSettings { job, target, path, vms, interval, timeout, max_bytes, max_series } =

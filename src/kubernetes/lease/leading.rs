@@ -1,4 +1,4 @@
-//! One that has the Lease: it renews it, until it is lost or given up.
+//! Holder of the Lease: renews it until it is lost or released.
 
 use std::fmt;
 use std::pin::Pin;
@@ -9,18 +9,19 @@ use tokio::time::Instant;
 use super::record::{held, released};
 use super::{Candidate, Failure, Notice};
 
-/// One that leads, as long as [`Leading::lost`] is polled and does not say otherwise.
+/// Leadership, which lasts while [`Leading::lost`] is polled and does not return.
 pub struct Leading {
     held: Held,
-    /// When the last renewal that succeeded was begun.
+    /// Start of the last successful renewal.
     renewed: Instant,
-    /// When the next one begins.
+    /// Time of the next renewal.
     next: Instant,
-    /// The one that is under way, and when it was begun: it goes on when whoever waits for it does something else first.
+    /// Renewal in progress, and when it began. It is kept here so that it continues after `lost` was dropped and
+    /// called again.
     renewal: Option<(Instant, Renewal)>,
-    /// Why the last one did not succeed.
+    /// Reason why the last renewal failed.
     failure: Option<String>,
-    /// Why it does not lead any more.
+    /// Reason why this replica no longer leads.
     over: Option<String>,
 }
 
@@ -40,9 +41,10 @@ impl Leading {
         Self { held, renewed, next, renewal: None, failure: None, over: None }
     }
 
-    /// Renews the Lease, and says why it is lost when it is: whoever led has to stop at once. Until when it leads for certain,
-    /// whatever becomes of the next renewal, is `told` at once and after each. It may be dropped and called again, but not be
-    /// left alone for longer than [`Timing::deadline`](super::Timing::deadline).
+    /// Renews the Lease until it is lost, and returns the reason; the caller then has to stop leading at once. At the
+    /// start and after each renewal, `told` is called with the time until which this replica leads for certain,
+    /// whatever the outcome of the next renewal. The future may be dropped and the function called again, but the
+    /// renewal must not be left unpolled for longer than [`Timing::deadline`](super::Timing::deadline).
     pub async fn lost(&mut self, mut told: impl FnMut(Instant)) -> String {
         loop {
             if self.over.is_none() {
@@ -54,7 +56,7 @@ impl Leading {
         }
     }
 
-    /// Does what is next; why it is lost, if it is.
+    /// Does the next step: waits, or renews. Returns the reason if the Lease is lost.
     async fn step(&mut self) -> Option<String> {
         if self.over.is_some() {
             return self.over.clone();
@@ -74,7 +76,7 @@ impl Leading {
         let (begun, outcome) = (*begun, tokio::time::timeout_at(end, renewal).await);
         self.renewal = None;
         self.next = begun + self.held.candidate.timing.every;
-        // If it did not come in time, the end is there.
+        // On a timeout the deadline has passed, and the next step ends the leadership.
         if let Ok(outcome) = outcome {
             self.came(begun, outcome);
         }
@@ -109,7 +111,7 @@ impl Leading {
         format!("the Lease {place} could not be renewed for {seconds} s: {why}")
     }
 
-    /// Gives the Lease up, so that the next one takes it at once. Whoever led has stopped before.
+    /// Releases the Lease, so that another candidate can take it at once. The caller has to stop leading before.
     pub async fn release(self) {
         let Self { held, over: None, .. } = self else { return };
         let place = held.candidate.place.clone();
@@ -123,17 +125,18 @@ impl Leading {
     }
 }
 
-/// A Lease that a candidate has.
+/// Lease that a candidate holds.
 #[derive(Debug, Clone)]
 pub(super) struct Held {
     pub(super) candidate: Candidate,
     pub(super) notice: Notice,
-    /// As the API server had it last.
+    /// Lease as last returned by the API server.
     pub(super) lease: Lease,
 }
 
 impl Held {
-    /// Writes the Lease anew. If it is not as it was, only if it still says who has it, or is gone.
+    /// Writes the Lease again. If it was changed by others, writes it only if it still names this holder or was
+    /// deleted.
     async fn renew(self) -> Result<Lease, Failure> {
         let Self { candidate, notice, lease } = self;
         let anew = |read| held(read, candidate.name, &candidate.identity, &notice, candidate.timing.lease);

@@ -1,19 +1,22 @@
-//! Which replica leads: the one that holds the Lease.
+//! Leader election among replicas: the one that holds the Lease leads.
 //!
 //! ```text
-//!             it was given back, or it has been the same, or gone, for as long as it is valid
+//!             it was released, or unchanged or missing for as long as it is valid
 //!  candidate ────────────────────────────────────────────────────────────────▶ leads ──renews──┐
 //!                                                                                │  ▲──────────┘
 //!      it cannot be renewed in time, or another has it: lost ◀───────────────────┤
 //!      orderly stop: released, and the next one takes it at once ◀───────────────┘
 //! ```
 //!
-//! Every write names the version that was read, so that of two that write only one succeeds. No clock is compared with that
-//! of another machine. A leader gives up [`Timing::deadline`] after it *began* its last successful renewal; others wait
-//! [`Timing::lease`], which is longer, from when they *saw* it: by then it has given up. One that was stopped
-//! meanwhile changes nothing when it goes on: each change asks the clock first ([`Fence`](super::fence::Fence)). That clock
-//! stands still while a machine is suspended or a virtual one is paused: what a leader had begun before, it may end afterwards, and the
-//! versions that it names in what it writes keep it from undoing what another has done.
+//! Every write names the version that was read, so that only one of two concurrent writes succeeds. Clocks of
+//! different machines are never compared. A leader gives up [`Timing::deadline`] after it *began* its last
+//! successful renewal. Others wait [`Timing::lease`], which is longer, from when they *saw* that renewal: by then
+//! the leader has given up.
+//!
+//! A leader that was stopped meanwhile changes nothing when it resumes, because each change checks the clock first
+//! ([`Fence`](super::fence::Fence)). That clock stands still while a machine is suspended or a VM is paused, so a
+//! change that the leader had begun before may still be completed afterwards. The resource versions that it names
+//! in its writes keep it from undoing the work of its successor.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,14 +35,14 @@ use super::{code, words};
 mod leading;
 mod record;
 
-/// How long things last.
+/// Durations of the election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// For how long others leave the Lease to whoever has it and does not renew it. Whole seconds.
+    /// Time for which candidates respect a Lease that its holder does not renew. Whole seconds.
     pub lease: Duration,
-    /// After how long without a renewal a leader gives up; shorter than `lease`.
+    /// Time without a renewal after which a leader gives up; shorter than `lease`.
     pub deadline: Duration,
-    /// Between two renewals, and between two looks of a candidate.
+    /// Interval between two renewals, and between two attempts of a candidate.
     pub every: Duration,
 }
 
@@ -50,49 +53,49 @@ impl Default for Timing {
     }
 }
 
-/// Annotations by which whoever leads tells others something.
+/// Annotations of the Lease by which the leader publishes information.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Notice {
-    /// Those that are taken away when the Lease is given up.
+    /// Annotations that are removed when the Lease is released.
     pub while_held: BTreeMap<&'static str, String>,
-    /// Those that stay.
+    /// Annotations that remain after the release.
     pub lasting: BTreeMap<&'static str, String>,
 }
 
-/// Which Lease candidates take turns with.
+/// Name of the Lease that the candidates compete for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Its namespace.
+    /// Namespace of the Lease.
     pub namespace: String,
-    /// Its name.
+    /// Name of the Lease in its namespace.
     pub name: &'static str,
 }
 
-/// One that leads when it may.
+/// Replica that competes for the Lease.
 #[derive(Debug, Clone)]
 pub struct Candidate {
     leases: Api<Lease>,
     name: &'static str,
-    /// The Lease's namespace and name, for people.
+    /// Namespace and name of the Lease, for messages.
     place: String,
     identity: String,
     timing: Timing,
     teller: Teller,
 }
 
-/// Why a request came to nothing.
+/// Reason why a request failed.
 enum Failure {
-    /// Somebody has changed the Lease since it was read, made one, or deleted it.
+    /// The Lease was changed, created or deleted by others since it was read.
     Conflict,
-    /// This one has it now.
+    /// The Lease has this holder now; empty if none.
     Taken(String),
-    /// In words for people.
+    /// Another reason, described for users.
     Other(String),
 }
 
 impl Candidate {
-    /// One of this name among the candidates for a Lease. A run of the program is a candidate of its own: one
-    /// that is started again under the same name does not take what its predecessor may still have.
+    /// Creates a candidate for a Lease. Each run of the program has its own identity: a program that is started again
+    /// under the same name does not take over a Lease that its predecessor may still hold.
     pub fn new(client: Client, place: &Place, name: &str, timing: Timing, teller: Teller) -> Self {
         Self {
             leases: Api::namespaced(client, &place.namespace),
@@ -104,13 +107,13 @@ impl Candidate {
         }
     }
 
-    /// What the Lease says of its holder while this one leads.
+    /// Returns the holder identity that the Lease has while this candidate leads.
     pub fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// Waits until it leads. It may be dropped at any time; whatever was on its way is then over by itself after
-    /// [`Timing::lease`].
+    /// Waits until this candidate leads. The future may be dropped at any time; a Lease that was being taken then
+    /// expires after [`Timing::lease`].
     pub async fn lead(&self, notice: impl Into<Notice>) -> Leading {
         let (notice, mut seen) = (notice.into(), Seen::default());
         loop {
@@ -122,7 +125,7 @@ impl Candidate {
                     return Leading::new(Held { candidate: self.clone(), notice, lease }, renewed);
                 }
                 Ok(None) => self.teller.well(),
-                // Somebody was quicker.
+                // Another candidate was faster.
                 Err(Failure::Conflict | Failure::Taken(_)) => {}
                 Err(Failure::Other(words)) => self.teller.failed(&words),
             }
@@ -130,7 +133,7 @@ impl Candidate {
         }
     }
 
-    /// Looks once, and takes the Lease if it may; with the time before which that was not yet written.
+    /// Reads the Lease once, and takes it if permitted. Returns it with a time before the write began.
     async fn attempt(&self, seen: &mut Seen, notice: &Notice) -> Result<Option<(Lease, Instant)>, Failure> {
         let found = self.read().await?;
         let turn = seen.look(found.as_ref(), &self.identity, Instant::now(), self.timing.lease);
@@ -147,7 +150,7 @@ impl Candidate {
         answer.map_err(|error| self.failure("read", &error))
     }
 
-    /// The Lease as it is now, unless another has it.
+    /// Reads the current Lease; fails if it has another holder.
     async fn own(&self) -> Result<Option<Lease>, Failure> {
         match self.read().await? {
             Some(lease) if holder(&lease) != self.identity => Err(Failure::Taken(holder(&lease).to_owned())),
@@ -155,7 +158,7 @@ impl Candidate {
         }
     }
 
-    /// Writes it in the place of the version that it was made from, or makes it if it was made from none.
+    /// Replaces the version of the Lease that `lease` was made from, or creates it if it did not exist.
     async fn write(&self, lease: Lease) -> Result<Lease, Failure> {
         let parameters = PostParams::default();
         if lease.metadata.resource_version.is_none() {
@@ -172,7 +175,8 @@ impl Candidate {
         })
     }
 
-    /// The answer to one request. Of a server that is silent another connection is made in time.
+    /// Waits for the answer to one request. The timeout leaves time to retry on another connection if the server is
+    /// silent.
     async fn answer<T>(&self, asked: impl Future<Output = T>) -> Result<T, Failure> {
         let patience = self.timing.deadline / 2;
         let late = |_| {

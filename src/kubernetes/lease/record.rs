@@ -1,7 +1,7 @@
-//! What a Lease says, and what a candidate that reads it may do: decisions alone.
+//! Contents of a Lease, and what a candidate that reads it may do: decisions only.
 //!
-//! The times in a Lease were written by the clock of another machine, and are for people. What counts is how long the Lease
-//! has been seen not to change, by this machine's own monotonic clock.
+//! The times in a Lease were written by the clock of another machine and are for users only. Decisions depend on
+//! how long the Lease has been seen unchanged, by this machine's own monotonic clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,28 +13,28 @@ use tokio::time::Instant;
 
 use super::Notice;
 
-/// What is in a Lease while nobody leads, in seconds: the API server takes no zero.
+/// Duration in a released Lease, in seconds: the API server does not accept zero.
 const RELEASED_SECONDS: i32 = 1;
 
-/// Who holds a Lease; nobody if it is empty.
+/// Returns the holder of a Lease; empty if there is none.
 pub(super) fn holder(lease: &Lease) -> &str {
     lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default()
 }
 
-/// What a candidate may do.
+/// Permission of a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// It may take the Lease.
+    /// The candidate may take the Lease.
     Take,
-    /// Somebody else has it.
+    /// Another candidate may still hold it.
     Wait,
 }
 
-/// What was last seen of the Lease, and since when it has been so.
+/// Last seen version of the Lease, and since when it has been unchanged.
 #[derive(Debug, Default)]
 pub(super) struct Seen(Option<Record>);
 
-/// A Lease as it was read, or that there was none.
+/// Lease as it was read; without a UID and a spec if it does not exist.
 #[derive(Debug, PartialEq)]
 struct Version {
     uid: Option<String>,
@@ -48,23 +48,23 @@ struct Record {
 }
 
 impl Record {
-    /// Whether it was given back, this candidate has it, or it has been as it is for as long as it is valid. That nobody is
-    /// named in it, or that there is none, says nothing of whoever had it before: that was done by somebody else, and the holder may
-    /// believe for a while that it leads.
+    /// Returns whether the Lease was released, belongs to this candidate, or has been unchanged for as long as it is
+    /// valid. A Lease without a holder, or a missing one, is not free at once: someone other than the holder has
+    /// edited or deleted it, and the holder may believe for a while that it still leads.
     fn is_free(&self, identity: &str, now: Instant, shortest: Duration) -> bool {
         let spec = self.version.spec.as_ref();
         let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
         let seconds = spec.and_then(|spec| spec.lease_duration_seconds).unwrap_or_default();
         let is_released = (holder, seconds) == (Some(""), RELEASED_SECONDS);
-        // A duration that is missing or that somebody has made shorter does not make the holder give up sooner.
+        // A duration that is missing or was shortened by others does not make the holder give up sooner.
         let valid = Duration::from_secs(u64::try_from(seconds).unwrap_or_default()).max(shortest);
         is_released || holder == Some(identity) || now.saturating_duration_since(self.since) >= valid
     }
 }
 
 impl Seen {
-    /// What the candidate `identity` may do that has read `lease`, if there is one, by `now`. It is valid for `shortest` at
-    /// least.
+    /// Decides what the candidate `identity` may do at `now`, after it has read `lease`; none if it does not exist. A
+    /// Lease counts as valid for `shortest` at least.
     pub(super) fn look(
         &mut self,
         lease: Option<&Lease>,
@@ -84,7 +84,7 @@ impl Seen {
     }
 }
 
-/// The Lease of this name that `identity` has from now on, in the place of the one that it has read.
+/// Returns the Lease of this name with `identity` as its holder, as it replaces the one that was read.
 pub(super) fn held(
     read: Option<Lease>,
     name: &str,
@@ -106,7 +106,7 @@ pub(super) fn held(
         spec.lease_transitions = Some(if is_new { 0 } else { transitions.saturating_add(1) });
     }
     spec.holder_identity = Some(identity.to_owned());
-    // Whole seconds, and not fewer than it is meant to be.
+    // Whole seconds, rounded up.
     let seconds = valid.as_secs() + u64::from(valid.subsec_nanos() > 0);
     spec.lease_duration_seconds = Some(i32::try_from(seconds.max(1)).unwrap_or(i32::MAX));
     spec.renew_time = Some(now);
@@ -116,7 +116,7 @@ pub(super) fn held(
     lease
 }
 
-/// The Lease that nobody has any more, in the place of one that was held with this notice.
+/// Returns the Lease without a holder, as it replaces one that was held with this notice.
 pub(super) fn released(mut lease: Lease, notice: &Notice) -> Lease {
     let now = MicroTime(Timestamp::now());
     let spec = lease.spec.get_or_insert_default();
@@ -151,7 +151,7 @@ mod tests {
         lease(&json!({ "holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed }))
     }
 
-    /// What "me" may do, after so many seconds, with what it reads then.
+    /// Checks what "me" may do with the Lease that it reads after so many seconds.
     #[track_caller]
     fn looks(steps: &[(u64, Option<Lease>, Turn)]) {
         let (mut seen, start) = (Seen::default(), Instant::now());
@@ -173,13 +173,13 @@ mod tests {
             (29, one("2026-01-01T00:00:00.000001Z"), Wait),
             (30, one("2026-01-01T00:00:00.000001Z"), Take),
         ]);
-        // Whatever the clock of the holder says.
+        // The clock of the holder does not matter.
         for renewed in
             ["0001-01-01T00:00:00.000000Z", "1970-01-01T00:00:00.000000Z", "9999-12-30T00:00:00.000000Z"]
         {
             looks(&[(0, one(renewed), Wait), (14, one(renewed), Wait), (15, one(renewed), Take)]);
         }
-        // Even if it goes backwards.
+        // Nor does it matter if that clock goes backwards.
         looks(&[
             (0, one("2026-01-01T00:00:20.000000Z"), Wait),
             (10, one("2026-01-01T00:00:10.000000Z"), Wait),
@@ -224,9 +224,9 @@ mod tests {
             ]);
         }
         looks(&[(0, with(json!(60)), Wait), (59, with(json!(60)), Wait), (60, with(json!(60)), Take)]);
-        // Somebody deletes it meanwhile.
+        // The Lease is deleted by someone else meanwhile.
         looks(&[(0, with(json!(15)), Wait), (10, None, Wait), (24, None, Wait), (25, None, Take)]);
-        // It is made again by whoever had it.
+        // The former holder creates it again.
         looks(&[(0, None, Wait), (14, with(json!(15)), Wait), (28, with(json!(15)), Wait), (29, None, Wait)]);
     }
 

@@ -1,4 +1,4 @@
-//! Commands that change by what a user may log in.
+//! Commands that change the credentials of users: passwords and SSH keys.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -12,7 +12,7 @@ use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Pending, Run};
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-set-user-password",
@@ -67,7 +67,7 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// guest-set-user-password
+/// Implements `guest-set-user-password`.
 pub fn set_user_password<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (user, Password(password), crypted) = call.arguments.read(|arguments| {
@@ -81,7 +81,7 @@ pub fn set_user_password<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// A password in base64.
+/// Password in base64.
 struct Password(Secret);
 
 impl Value<'_> for Password {
@@ -91,7 +91,7 @@ impl Value<'_> for Password {
     }
 }
 
-/// guest-ssh-get-authorized-keys
+/// Implements `guest-ssh-get-authorized-keys`.
 pub fn get_keys<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     struct Keys {
@@ -104,7 +104,7 @@ pub fn get_keys<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-ssh-add-authorized-keys
+/// Implements `guest-ssh-add-authorized-keys`.
 pub fn add_keys<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (user, keys, reset) = call.arguments.read(|arguments| {
@@ -119,7 +119,7 @@ pub fn add_keys<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-ssh-remove-authorized-keys
+/// Implements `guest-ssh-remove-authorized-keys`.
 pub fn remove_keys<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (user, keys) = call.arguments.read(|arguments| {

@@ -1,4 +1,4 @@
-//! Commands that say what disks there are and what they do.
+//! Commands that list disks and their statistics.
 
 use serde::{Serialize, Serializer};
 
@@ -15,7 +15,7 @@ use crate::sys::blocking;
 use crate::sys::diskstats::Statistics;
 use crate::sys::nvme::Health;
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-disks",
@@ -41,14 +41,14 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// Waits for work that blocks, away from everything else that the agent does.
+/// Runs blocking work on a thread of its own, and waits for it.
 pub(super) async fn away<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
     let failed = |error: tokio::task::JoinError| Error::generic(format!("the work was not done: {error}"));
     blocking::attempt(work).await.map_err(failed)
 }
 
-/// Does work that may have to wait for disks: at once where it has not, away from everything else where it has. To
-/// go away costs more than the work that is done at once.
+/// Does work that may have to wait for disks: first at once without waiting, and on a blocking thread only if it
+/// has to wait. Moving to a thread costs more than the work itself takes when it need not wait.
 async fn at_once_or_away<T: Send + 'static>(
     guest: &Guest,
     work: fn(&Guest, Wait) -> Result<T, block_devices::Error>,
@@ -62,7 +62,7 @@ async fn at_once_or_away<T: Send + 'static>(
     }
 }
 
-/// guest-get-disks
+/// Implements `guest-get-disks`.
 pub fn get_disks<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;
@@ -71,7 +71,7 @@ pub fn get_disks<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-get-diskstats
+/// Implements `guest-get-diskstats`.
 pub fn get_diskstats(call: &Call<'_>) -> Outcome {
     call.arguments.none()?;
     let statistics = statistics(&call.context.guest.root)?;
@@ -103,7 +103,7 @@ fn disk(disk: &Listed) -> DiskReply<'_> {
     }
 }
 
-/// Where a disk is, as QGA says it.
+/// Location of a disk, in the form of QGA's `GuestDiskAddress`.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct AddressReply<'a> {

@@ -20,12 +20,12 @@ use crate::qga::reply::Reply;
 use crate::qga::room::Share;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
 
-/// Bytes of output that are encoded at once; a multiple of three.
+/// Bytes of output that are encoded at once; a multiple of three, so that the parts in base64 can be joined.
 const PART: usize = 192 * 1024;
 
 const EXEC: Command = Command { since: "2.5", class: Class::Exec, ..Command::USUAL };
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-exec",
@@ -65,7 +65,7 @@ struct Started {
     pid: u32,
 }
 
-/// guest-exec
+/// Implements `guest-exec`.
 pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (path, task) = call.arguments.read(|arguments| {
@@ -95,7 +95,7 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-exec-status
+/// Implements `guest-exec-status`.
 pub fn exec_status(call: &Call<'_>) -> Outcome {
     let pid = call.arguments.read(|arguments| arguments.required::<i64>("pid"))?;
     let guest = &call.context.guest;
@@ -105,7 +105,7 @@ pub fn exec_status(call: &Call<'_>) -> Outcome {
         return Err(unknown());
     }
     let size = guest.processes.size(pid);
-    // Before it is forgotten.
+    // Reserved before the result is taken, which makes the table forget it.
     let share = call.answer(size, PART, size)?;
     match guest.processes.state(pid) {
         None => Err(unknown()),
@@ -114,7 +114,7 @@ pub fn exec_status(call: &Call<'_>) -> Outcome {
     }
 }
 
-/// The answer; `held` is dropped when it was sent.
+/// Builds the answer; `held` is dropped once it was sent.
 fn finished(ended: Ended, held: (Sending, Share)) -> Reply {
     let Ended { status, outputs: [output, errors] } = ended;
     let how = match (status.code(), status.signal()) {
@@ -136,7 +136,7 @@ fn finished(ended: Ended, held: (Sending, Share)) -> Reply {
     }
 }
 
-/// The text of an output, piece by piece; of an empty one nothing, unless something is missing.
+/// Returns the JSON members of an output piece by piece; none for an empty output that is complete.
 fn member(name: &'static str, kept: Kept) -> impl Iterator<Item = Vec<u8>> + Send {
     let Kept { bytes, truncated } = kept;
     let there = !bytes.is_empty() || truncated;
@@ -148,7 +148,7 @@ fn member(name: &'static str, kept: Kept) -> impl Iterator<Item = Vec<u8>> + Sen
     begin.chain(pieces).chain(end)
 }
 
-/// An entry of an environment.
+/// Entry of an environment, `NAME=VALUE`.
 struct Variable((String, String));
 
 impl Value<'_> for Variable {

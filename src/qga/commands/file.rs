@@ -1,4 +1,4 @@
-//! Commands about files that a client opens by a path.
+//! Commands for files that a client opens by path.
 
 use std::borrow::Cow;
 use std::io::SeekFrom;
@@ -22,16 +22,16 @@ use crate::qga::reply::{Parts, Reply};
 use crate::qga::room::Share;
 use crate::qga::table::{Class, Command, Pending, Run};
 
-/// What one read gives if nothing else is asked for, in bytes.
+/// Bytes that one read returns unless the client gives a count; the same as in qemu-ga.
 const USUAL_COUNT: usize = 4096;
-/// Bytes that the pieces of an answer take at a time, in the file's form and as text.
+/// Bytes that the pieces of an answer take at a time, as read and as base64 together.
 const PIECES: usize = 1 << 20;
-/// How long a disk may keep the rest of an answer waiting that has begun; then the read is a short one.
+/// Time for which a disk may delay the rest of an answer that has begun; after it the read returns fewer bytes.
 const STUCK: Duration = Duration::from_secs(5);
 
 const FILES: Command = Command { since: "0.15", class: Class::Files, ..Command::USUAL };
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-file-close",
@@ -100,7 +100,7 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// guest-file-open
+/// Implements `guest-file-open`.
 pub fn open<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (path, mode) = call.arguments.read(|arguments| {
@@ -123,12 +123,12 @@ pub fn open<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// Whether the handle is of use to whoever calls: one of somebody else is as if it were none.
+/// Checks that the handle belongs to the caller. The handle of another caller is treated as unknown.
 fn own(call: &Call<'_>, handle: i64) -> Result<(), Error> {
     if call.owns(Kind::File, handle) { Ok(()) } else { Err(files::Error::UnknownHandle.into()) }
 }
 
-/// guest-file-close
+/// Implements `guest-file-close`.
 pub fn close<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let handle = call.arguments.read(|arguments| arguments.required("handle"))?;
@@ -140,7 +140,7 @@ pub fn close<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-file-flush
+/// Implements `guest-file-flush`.
 pub fn flush<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let handle = call.arguments.read(|arguments| arguments.required("handle"))?;
@@ -150,7 +150,7 @@ pub fn flush<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-file-read
+/// Implements `guest-file-read`.
 pub fn read<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (handle, count) = call
@@ -167,7 +167,7 @@ pub fn read<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// The members are in the order in which they are known.
+/// Builds the answer; its members are in the order in which their values become known.
 fn answer(Pieces { first, rest }: Pieces, share: Share) -> Reply {
     let begin = b"{\"buf-b64\":\"";
     match rest {
@@ -182,7 +182,7 @@ fn end(count: usize, eof: bool) -> Vec<u8> {
     format!("\",\"count\":{count},\"eof\":{eof}}}").into_bytes()
 }
 
-/// The rest of an answer; its `share` is given back at its end.
+/// Returns the rest of an answer; `share` is released at its end.
 fn parts(count: usize, rest: Receiver<Piece>, share: Share) -> Parts {
     Box::pin(unfold((count, Some((rest, share))), async |(count, rest)| {
         let (mut rest, share) = rest?;
@@ -203,7 +203,7 @@ struct Written {
     eof: bool,
 }
 
-/// guest-file-write
+/// Implements `guest-file-write`.
 pub fn write<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (handle, Base64(mut bytes), count) = call.arguments.read(|arguments| {
@@ -233,7 +233,7 @@ struct Sought {
     eof: bool,
 }
 
-/// guest-file-seek
+/// Implements `guest-file-seek`.
 pub fn seek<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let (handle, offset, whence) = call.arguments.read(|arguments| {
@@ -256,7 +256,7 @@ pub fn seek<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// What an offset is from.
+/// Reference point of an offset, as in lseek(2).
 #[derive(Debug, Clone, Copy)]
 enum Whence {
     Set,

@@ -10,7 +10,7 @@ use crate::qga::error::Error;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Pending, Run};
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-fsinfo",
@@ -41,7 +41,7 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// guest-get-fsinfo
+/// Implements `guest-get-fsinfo`.
 pub fn get_fsinfo<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;
@@ -51,7 +51,7 @@ pub fn get_fsinfo<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-fstrim
+/// Implements `guest-fstrim`.
 pub fn fstrim<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     struct Paths<'a> {

@@ -7,7 +7,7 @@ use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
 use crate::receipt::Caller;
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-fsfreeze-status",
@@ -68,13 +68,13 @@ const FREEZE: &str = "Ends by itself after a deadline (`qga.freeze.deadline`, 2 
                       meanwhile on other streams; on the same one answers keep their order, and guest-fsfreeze-thaw ends it. \
                       See docs/freeze.md.";
 
-/// guest-fsfreeze-status
+/// Implements `guest-fsfreeze-status`.
 pub fn status(call: &Call<'_>) -> Outcome {
     call.arguments.none()?;
     Reply::value(if call.context.guest.freezer.restricts() { "frozen" } else { "thawed" })
 }
 
-/// guest-fsfreeze-freeze
+/// Implements `guest-fsfreeze-freeze`.
 pub fn freeze<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;
@@ -82,7 +82,7 @@ pub fn freeze<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-fsfreeze-freeze-list
+/// Implements `guest-fsfreeze-freeze-list`.
 pub fn freeze_list<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let which: Option<Vec<String>> =
@@ -94,12 +94,12 @@ pub fn freeze_list<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// Who asks for a freeze.
+/// Returns the caller of a freeze, for its record.
 fn caller(call: &Call<'_>) -> Caller {
     Caller::new(call.peer(), "qga")
 }
 
-/// guest-fsfreeze-thaw
+/// Implements `guest-fsfreeze-thaw`.
 pub fn thaw<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;

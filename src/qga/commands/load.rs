@@ -1,4 +1,4 @@
-//! The command that says how busy the machine is.
+//! Command that returns the load averages.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Outcome, Run};
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
     name: "guest-get-load",
     role: Some(Role::Metrics),
@@ -19,7 +19,7 @@ pub const COMMANDS: &[Command] = &[Command {
     ..Command::USUAL
 }];
 
-/// guest-get-load
+/// Implements `guest-get-load`.
 pub fn get_load(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
     struct Load {

@@ -12,7 +12,7 @@ use crate::qga::commands::processors::{in_words, switched};
 use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-memory-block-info",
@@ -48,7 +48,7 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// guest-get-memory-block-info
+/// Implements `guest-get-memory-block-info`.
 pub fn get_memory_block_info(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
     struct Info {
@@ -58,7 +58,7 @@ pub fn get_memory_block_info(call: &Call<'_>) -> Outcome {
     Reply::value(&Info { size: memory_blocks::size(&call.context.guest.root)? })
 }
 
-/// guest-get-memory-blocks
+/// Implements `guest-get-memory-blocks`.
 pub fn get_memory_blocks<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
@@ -76,7 +76,7 @@ pub fn get_memory_blocks<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-set-memory-blocks
+/// Implements `guest-set-memory-blocks`.
 pub fn set_memory_blocks<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]

@@ -11,7 +11,7 @@ use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Outcome, Run};
 use crate::sys::rtnetlink::message::Statistics;
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
     name: "guest-network-get-interfaces",
     role: Some(Role::Status),
@@ -56,7 +56,7 @@ struct StatisticsReply {
     tx_dropped: u64,
 }
 
-/// guest-network-get-interfaces
+/// Implements `guest-network-get-interfaces`.
 pub fn get_interfaces(call: &Call<'_>) -> Outcome {
     call.arguments.none()?;
     let interfaces = network::interfaces()?;
@@ -74,7 +74,7 @@ fn interface(interface: Interface) -> InterfaceReply {
     }
 }
 
-/// As with qemu-ga, six bytes of whatever there is.
+/// Formats a hardware address: as in qemu-ga, the first six bytes of any link-layer address.
 fn hardware_address(link_address: &[u8]) -> String {
     let mut bytes = [0; 6];
     for (byte, given) in bytes.iter_mut().zip(link_address) {

@@ -12,7 +12,7 @@ use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Pending, Run};
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-shutdown",
@@ -59,7 +59,7 @@ const SUSPEND: Command = Command {
     ..Command::USUAL
 };
 
-/// guest-suspend-disk, guest-suspend-ram, guest-suspend-hybrid
+/// Implements `guest-suspend-disk`, `guest-suspend-ram` and `guest-suspend-hybrid`.
 pub fn suspend<'a>(call: &'a Call<'a>, mode: Mode) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;
@@ -68,7 +68,7 @@ pub fn suspend<'a>(call: &'a Call<'a>, mode: Mode) -> Pending<'a> {
     })
 }
 
-/// guest-shutdown
+/// Implements `guest-shutdown`.
 pub fn shutdown<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let mode =

@@ -1,4 +1,4 @@
-//! Commands about the processors.
+//! Commands for logical processors.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
 use crate::sys::proc_stat::Times;
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-cpustats",
@@ -47,7 +47,7 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// guest-get-vcpus
+/// Implements `guest-get-vcpus`.
 pub fn get_vcpus<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
@@ -65,7 +65,7 @@ pub fn get_vcpus<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-set-vcpus
+/// Implements `guest-set-vcpus`.
 pub fn set_vcpus<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let list = call.arguments.read(|arguments| arguments.required::<Vec<Members<'_>>>("vcpus"))?;
@@ -75,14 +75,15 @@ pub fn set_vcpus<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// The numbers of what should be online or not, in a list of objects as the commands to get them return it.
+/// Parses a list of objects, in the form that the commands for reading return: the numbers, and whether each is to
+/// be online.
 pub(super) fn switched(list: Vec<Members<'_>>, name: &str, id: &str) -> Result<Vec<(u64, bool)>, Error> {
     let one = |(place, mut members): (usize, Members<'_>)| {
         let element = format!("{name}[{place}]");
         let mut read = || {
             let number = members.required::<i64>(id)?;
             let online = members.required::<bool>("online")?;
-            // It is what the commands to get them tell, and nothing to be set.
+            // Accepted and ignored: clients send back the objects that the commands for reading have returned.
             members.optional::<bool>("can-offline")?;
             Ok::<_, Error>((number, online))
         };
@@ -96,13 +97,13 @@ pub(super) fn switched(list: Vec<Members<'_>>, name: &str, id: &str) -> Result<V
     list.into_iter().enumerate().map(one).collect()
 }
 
-/// For the log: so many of them as fit.
+/// Formats the request for the log; a long list is cut.
 pub(super) fn in_words(wanted: &[(u64, bool)]) -> String {
     let one = |(id, online): &(u64, bool)| format!("{id} {}", if *online { "on" } else { "off" });
     wanted.iter().take(32).map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// guest-get-cpustats
+/// Implements `guest-get-cpustats`.
 pub fn get_cpustats(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
     struct Stats {

@@ -8,7 +8,7 @@ use crate::qga::error::Error;
 use crate::qga::reply::Reply;
 use crate::qga::table::{COMMANDS as ALL, Class, Command, Outcome, Run};
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-info",
@@ -59,12 +59,12 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// guest-sync
+/// Implements `guest-sync`.
 pub fn sync(call: &Call<'_>) -> Outcome {
     Reply::value(&id(call)?)
 }
 
-/// guest-sync-delimited
+/// Implements `guest-sync-delimited`.
 pub fn sync_delimited(call: &Call<'_>) -> Outcome {
     Reply::delimited(&id(call)?)
 }
@@ -73,13 +73,13 @@ fn id(call: &Call<'_>) -> Result<i64, Error> {
     call.arguments.read(|arguments| arguments.required("id"))
 }
 
-/// guest-ping
+/// Implements `guest-ping`.
 pub fn ping(call: &Call<'_>) -> Outcome {
     call.arguments.none()?;
     Ok(Reply::empty())
 }
 
-/// guest-info
+/// Implements `guest-info`.
 pub fn info(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
     struct Info<'a> {

@@ -1,4 +1,4 @@
-//! The command that lists routes.
+//! Command that lists routes.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -11,7 +11,7 @@ use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Pending, Run};
 use crate::sys::routes::{Route4, Route6};
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
     name: "guest-network-get-route",
     role: Some(Role::Status),
@@ -25,7 +25,7 @@ pub const COMMANDS: &[Command] = &[Command {
     ..Command::USUAL
 }];
 
-/// As QEMU's schema has it: the prefixes are strings.
+/// Route in the form of QEMU's schema, where the prefixes are strings.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Route {
@@ -58,7 +58,7 @@ enum Route {
     },
 }
 
-/// guest-network-get-route
+/// Implements `guest-network-get-route`.
 pub fn get_route<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         call.arguments.none()?;

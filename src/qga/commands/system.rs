@@ -1,4 +1,4 @@
-//! Commands that say what system this is.
+//! Commands that identify the operating system and the host name.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Outcome, Pending, Run};
 use crate::sys::blocking;
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-host-name",
@@ -31,7 +31,7 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// guest-get-host-name
+/// Implements `guest-get-host-name`.
 pub fn get_host_name(call: &Call<'_>) -> Outcome {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
@@ -42,7 +42,7 @@ pub fn get_host_name(call: &Call<'_>) -> Outcome {
     Reply::value(&HostName { host_name: identity::host_name() })
 }
 
-/// guest-get-osinfo
+/// Implements `guest-get-osinfo`.
 pub fn get_osinfo<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]

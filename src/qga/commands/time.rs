@@ -13,7 +13,7 @@ use crate::qga::reply::Reply;
 use crate::qga::table::{Class, Command, Outcome, Pending, Run};
 use crate::sys::blocking;
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[
     Command {
         name: "guest-get-time",
@@ -48,13 +48,13 @@ pub const COMMANDS: &[Command] = &[
     },
 ];
 
-/// guest-get-time
+/// Implements `guest-get-time`.
 pub fn get_time(call: &Call<'_>) -> Outcome {
     call.arguments.none()?;
     Reply::value(&clock::now())
 }
 
-/// guest-get-timezone
+/// Implements `guest-get-timezone`.
 pub fn get_timezone<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     struct Zone {
@@ -70,7 +70,7 @@ pub fn get_timezone<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// guest-set-time
+/// Implements `guest-set-time`.
 pub fn set_time<'a>(call: &'a Call<'a>) -> Pending<'a> {
     Box::pin(async move {
         let guest = &call.context.guest;
@@ -86,7 +86,7 @@ pub fn set_time<'a>(call: &'a Call<'a>) -> Pending<'a> {
     })
 }
 
-/// A time since the epoch that hardware clocks hold.
+/// Time since the epoch that hardware clocks can hold.
 struct Moment(Duration);
 
 impl Value<'_> for Moment {

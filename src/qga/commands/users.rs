@@ -1,4 +1,4 @@
-//! The command that says who is logged in.
+//! Command that lists the users that are logged in.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::qga::call::Call;
 use crate::qga::reply::Reply;
 use crate::qga::table::{Command, Pending, Run};
 
-/// The rows of the command table.
+/// Rows of the command table.
 pub const COMMANDS: &[Command] = &[Command {
     name: "guest-get-users",
     role: Some(Role::Status),
@@ -20,7 +20,7 @@ pub const COMMANDS: &[Command] = &[Command {
     ..Command::USUAL
 }];
 
-/// guest-get-users
+/// Implements `guest-get-users`.
 pub fn get_users<'a>(call: &'a Call<'a>) -> Pending<'a> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]

@@ -13,7 +13,7 @@ use crate::wire::proto::v1::from_program::Message as Told;
 use crate::wire::proto::v1::program_ended::How;
 use crate::wire::proto::v1::to_program::Message;
 
-/// The call.
+/// State of one call.
 pub(super) struct Conversation {
     requests: Option<Streaming<v1::ToProgram>>,
     attached: Attached,
@@ -23,10 +23,10 @@ pub(super) struct Conversation {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Nothing was told.
+    /// Before the first message to the client.
     New,
     Open,
-    /// The end was told.
+    /// After the client was informed of the program's end.
     Told,
     Over,
 }
@@ -95,7 +95,7 @@ impl Conversation {
         }
     }
 
-    /// Does what is asked for; whether nothing comes after it.
+    /// Carries out a request of the client; returns whether it was the last one.
     fn take(&mut self, request: v1::ToProgram) -> Result<bool, Status> {
         let program = self.attached.program();
         let wrong = |words: &str| Err(Status::invalid_argument(words));
@@ -152,7 +152,7 @@ fn replaced() -> Status {
     Status::aborted("another client has attached to this program")
 }
 
-/// How a program ended.
+/// Converts the result of a program to a message.
 pub(super) fn ended(ended: &Ended) -> v1::ProgramEnded {
     let number = |number: i32| u32::try_from(number).unwrap_or_default();
     let how = match &ended.status {

@@ -1,4 +1,4 @@
-//! What the rules say about each file, and what is written down in the end.
+//! Check of each file against the rules, and the audit record at the end of the call.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -12,19 +12,19 @@ use crate::policy::{Asked, Asker, Decision, Detail, Role};
 use crate::rpc::guard::Gate;
 use crate::sys::{beneath, open};
 
-/// What the settings of `[qga]` forbid of this is forbidden of copies.
+/// Command whose settings in `[qga]` apply to copies as well: if it is forbidden, so are they.
 const AS_COMMAND: &str = "guest-file-open";
-/// How soon it is looked again whether file systems are still frozen.
+/// Interval of the check whether file systems are still frozen.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Asks the rules for one call, and leaves a record of it when it has ended.
+/// Check of the files of one call against the rules, which leaves an audit record when the call has ended.
 pub struct Check {
     gate: Gate,
     asker: Asker,
     freezer: Freezer,
     verb: &'static str,
     role: Role,
-    /// What the record at the end says.
+    /// Contents of the record at the end.
     noted: Arc<Noted>,
     begun: Instant,
     files: Cell<u64>,

@@ -1,4 +1,4 @@
-//! What is between a call's streams and the thread that does what they ask for.
+//! Connection between the streams of a call and the thread that carries out its requests.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use tonic::{Status, Streaming};
 use super::Answers;
 use super::Place;
 
-/// After how long it is said that the work goes on.
+/// Time without an answer after which the client is informed that the work is still in progress.
 const WORKING: Duration = Duration::from_secs(5);
 
-/// The call.
+/// State of one call.
 pub(super) struct Conversation<T, A> {
-    /// The first answer.
+    /// First answer, until it is sent.
     pub first: Option<A>,
     pub requests: Option<Streaming<T>>,
-    /// Closed, when nothing more is asked for.
+    /// Channel for requests, closed when the client sends no more.
     pub say: Option<mpsc::Sender<T>>,
-    /// What is asked for, until there is room for it.
+    /// Request that waits until there is room for it.
     pub waiting: Option<T>,
     pub answers: mpsc::Receiver<A>,
     pub stopping: CancellationToken,

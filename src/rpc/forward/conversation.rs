@@ -23,12 +23,13 @@ use crate::wire::proto::v1::to_target::Message;
 
 /// Bytes that a target may be slow to take, of a connection that is one of few.
 const WIDE: usize = 256 << 10;
-/// How long a target may take to get what was sent before its client broke the connection, or ended the call.
+/// Time that a target may take to receive pending data after its client has broken the connection, or ended
+/// the call.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Answers that may wait before more is read.
 const MAX_WAITING: usize = 1024;
 
-/// What is said to the client.
+/// Message to the client.
 pub(super) enum Answer {
     Connected(u32),
     Refused(u32, Refused),
@@ -44,7 +45,7 @@ impl From<(u32, Said)> for Answer {
 /// Ends with the number of the connection.
 type Connection = Pin<Box<dyn Future<Output = u32> + Send>>;
 
-/// The call.
+/// State of one call.
 pub(super) struct Conversation {
     requests: Streaming<v1::ToTarget>,
     desk: Arc<Desk>,
@@ -60,15 +61,15 @@ pub(super) struct Conversation {
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// Nothing was told.
+    /// Before the first message to the client.
     New,
     Open,
-    /// Nothing more comes from the client, and the connections may take until then to end.
+    /// The client has finished sending; the connections have until this time to end.
     Ending(tokio::time::Instant),
     Over,
 }
 
-/// What happens next.
+/// Next event of the call.
 enum Next {
     Answer(Answer),
     Request(Option<v1::ToTarget>),
@@ -120,7 +121,8 @@ impl Conversation {
                     None => std::future::pending().await,
                 }
             };
-            // In no order: neither who sends much nor who reads much keeps the other waiting.
+            // Polled in random order, so that neither a client that sends much nor one that receives much starves the
+            // other direction.
             let next = tokio::select! {
                 Some(answer) = self.answers.recv() => Next::Answer(answer),
                 request = self.requests.message(), if may_read => Next::Request(request?),
@@ -142,7 +144,8 @@ impl Conversation {
         }
     }
 
-    /// The client says nothing more: what it has sent reaches its targets yet, and nothing else of it goes on.
+    /// Ends the input of the client: the data that it has sent is still delivered to the targets, and nothing else
+    /// continues.
     fn end(&mut self) {
         self.stage = Stage::Ending(tokio::time::Instant::now() + PATIENCE);
         for link in self.links.values().filter(|link| !link.has_ended()) {
@@ -150,7 +153,7 @@ impl Conversation {
         }
     }
 
-    /// Does what is asked for.
+    /// Carries out a request of the client.
     fn take(&mut self, request: v1::ToTarget) -> Result<(), Status> {
         match request.message {
             Some(Message::Connect(connect)) => self.connect(connect),

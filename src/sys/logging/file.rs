@@ -23,7 +23,7 @@ use crate::sys::calendar::Date;
 
 /// Entries of the log that wait to be written.
 const QUEUE: usize = 256;
-/// How long the end of the program waits for what is still to be written.
+/// Time that the end of the program waits for pending lines to be written.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 static PAUSED: Mutex<bool> = Mutex::new(false);
@@ -34,7 +34,7 @@ static WRITERS: Mutex<Vec<SyncSender<Message>>> = Mutex::new(Vec::new());
 enum Message {
     /// A line, and how many count as lost if it cannot be written.
     Line(Vec<u8>, u64),
-    /// Everything before it is written.
+    /// Request to confirm that everything before it is written.
     Done(SyncSender<()>),
 }
 
@@ -49,7 +49,7 @@ pub fn resume() {
     RESUMED.notify_all();
 }
 
-/// Whether logging is paused.
+/// Returns whether logging is paused.
 pub fn is_paused() -> bool {
     *paused()
 }
@@ -76,11 +76,11 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Opens the file at `path` to append to it, for root and the process's own user only if it is new, and starts
-    /// the thread. So many lines may wait for it.
+    /// Opens the file at `path` for appending, and starts the writer thread. A new file is accessible to root and
+    /// the user of this process only. Up to this many lines may wait to be written.
     ///
     /// # Errors
-    /// As open(2) gives them.
+    /// The errors of open(2).
     pub fn start(path: &Path, queue: usize) -> io::Result<Self> {
         let (file, lost) = (open(path)?, Arc::new(AtomicU64::new(0)));
         let (writer, entries) = sync_channel(queue);
@@ -96,7 +96,8 @@ impl Lines {
         self.append_counting(line, 1)
     }
 
-    /// As [`Self::append`], for a line that tells of others: if it is lost, `count` are.
+    /// Appends a line, as [`Self::append`] does, that reports a number of other lines: if it is lost, `count`
+    /// lines are.
     pub fn append_counting(&self, line: impl Into<Vec<u8>>, count: u64) -> bool {
         let is_taken = self.writer.try_send(Message::Line(line.into(), count)).is_ok();
         if !is_taken {
@@ -105,7 +106,8 @@ impl Lines {
         is_taken
     }
 
-    /// Lines for which there was no room, here or on the disk, since this was asked the last time.
+    /// Returns the number of lines that were lost since the last call, because there was no room for them in the
+    /// queue or on the disk.
     pub fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
     }
@@ -128,10 +130,10 @@ pub struct Log {
 }
 
 impl Log {
-    /// As [`Lines::start`].
+    /// Starts the writer, as [`Lines::start`] does.
     ///
     /// # Errors
-    /// As open(2) gives them.
+    /// The errors of open(2).
     pub fn start(path: &Path) -> io::Result<Self> {
         Ok(Self { lines: Lines::start(path, QUEUE)?, lost: AtomicU64::new(0) })
     }
@@ -163,7 +165,7 @@ fn write(mut file: File, path: &Path, entries: &Receiver<Message>, lost: &Atomic
                 {
                     (file, is_torn) = (anew, false);
                 }
-                // What was written of a line before the disk was full stays a line of its own.
+                // If the disk was full in the middle of a line, the part that was written stays a line of its own.
                 let line = if is_torn { [b"\n", line.as_slice()].concat() } else { line };
                 is_torn = file.write_all(&line).is_err();
                 if is_torn {
@@ -191,7 +193,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     same(file.metadata()) == same(std::fs::metadata(PathBuf::from(path)))
 }
 
-/// In UTC, as RFC 3339 writes it.
+/// Formats a time in UTC, as in RFC 3339.
 pub fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let Date { year, month, day, hour, minute, second } =

@@ -121,7 +121,7 @@ mod tests {
         reader.recv(&mut buffer).unwrap();
         journal.send(Level::INFO, b"after");
         assert_eq!(journal.lost.load(Ordering::Relaxed), 0);
-        // Restarted.
+        // journald is restarted.
         drop(reader);
         std::fs::remove_file(&path).unwrap();
         journal.send(Level::INFO, b"lost");

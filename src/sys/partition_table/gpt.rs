@@ -101,13 +101,13 @@ impl Gpt {
             vec![Write { sector: disk_end, bytes: ending }],
             vec![Write { sector: array_at, bytes: padded }, Write { sector: 1, bytes: beginning }],
         ];
-        // It protects only from programs that know no other table.
+        // The protective MBR matters only to programs that do not support GPT, so it is written last.
         writes.extend(self.mbr.protecting(disk.sectors()).map(|bytes| vec![Write { sector: 0, bytes }]));
         Ok(Growth { partition, writes })
     }
 }
 
-/// The header at sector `at` and its array; nothing if they are not what their checksums say.
+/// Reads the header at sector `at` and its array; `None` if their checksums do not match.
 type Half = Option<(Vec<u8>, Vec<u8>)>;
 
 fn half<D: Disk>(disk: &D, at: u64) -> Result<Half, Refusal<D::Error>> {

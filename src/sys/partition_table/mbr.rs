@@ -10,7 +10,7 @@ const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 /// As cylinder, head and sector: more than these can say.
 const BEYOND: [u8; 3] = [0xfe, 0xff, 0xff];
 
-/// The first sector.
+/// Master boot record: the first sector of the disk.
 pub(super) struct Mbr(Vec<u8>);
 
 impl Mbr {
@@ -37,7 +37,7 @@ impl Mbr {
         (number(&entry[8..]), number(&entry[12..]))
     }
 
-    /// It says that there is another table.
+    /// Returns whether it is a protective MBR, which marks a disk with a GPT.
     pub(super) fn is_protective(&self) -> bool {
         (0..4).any(|at| self.entry(at)[4] == PROTECTIVE)
     }
@@ -67,7 +67,7 @@ impl Mbr {
         if end > disk.sectors() {
             return Err(Refusal::Smaller);
         }
-        // What 32 bits can say.
+        // The size is limited to 32 bits.
         let most = disk.sectors().min(last.start + u64::from(u32::MAX));
         let sectors = aligned_end(most, last.start, disk.sector()) - last.start;
         let Ok(number) = u32::try_from(sectors) else {
@@ -83,7 +83,8 @@ impl Mbr {
         Ok(Growth { partition: Partition { sectors, ..last }, writes })
     }
 
-    /// The sector, with a protective entry that covers a disk of so many sectors; nothing if it says so already.
+    /// Returns the sector with a protective entry that covers a disk of this many sectors; `None` if the sector
+    /// has no protective entry, or its entry need not be changed.
     pub(super) fn protecting(mut self, sectors: u64) -> Option<Vec<u8>> {
         let at = (0..4).find(|at| self.entry(*at)[4] == PROTECTIVE)?;
         let (start, old) = self.numbers(at);

@@ -160,7 +160,7 @@ fn only_the_last_partition_grows() {
 #[test]
 fn nothing_shrinks() {
     let disk = gpt(512, 16, &[(1, 14)]);
-    // The last MiB is gone, and with it the second table.
+    // The last MiB is cut off, and the backup table with it.
     disk.bytes.borrow_mut().truncate(15 << 20);
     assert_eq!(grow(&disk, None), Err(Refusal::Smaller));
     let disk = Memory::of(512, 16);

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 
 use nix::libc;
 
-/// `struct nlmsghdr`
+/// Size of `struct nlmsghdr`.
 const HEAD: usize = 16;
-/// `struct ifinfomsg`
+/// Size of `struct ifinfomsg`.
 const LINK_HEAD: usize = 16;
-/// `struct ifaddrmsg`
+/// Size of `struct ifaddrmsg`.
 const ADDRESS_HEAD: usize = 8;
-/// `struct rtattr`
+/// Size of `struct rtattr`.
 const ATTRIBUTE_HEAD: usize = 4;
 
 const ERROR: u16 = small(libc::NLMSG_ERROR);
@@ -28,30 +28,30 @@ const fn small(constant: i32) -> u16 {
 pub struct Link {
     /// The kernel's number of it.
     pub index: u32,
-    /// Such as `eth0`.
+    /// Interface name, such as `eth0`.
     pub name: String,
-    /// `IFF_*` of netdevice(7).
+    /// Flags `IFF_*` of netdevice(7).
     pub flags: u32,
     /// The link-layer address: six bytes for Ethernet, none for a tunnel without one.
     pub address: Vec<u8>,
-    /// Told since Linux 2.6.35.
+    /// Reported since Linux 2.6.35.
     pub statistics: Option<Statistics>,
 }
 
 /// Counters of a link since it is there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Bytes received.
+    /// Received bytes.
     pub receive_bytes: u64,
-    /// Packets received.
+    /// Received packets.
     pub receive_packets: u64,
-    /// Bad packets received.
+    /// Packets that were received with errors.
     pub receive_errors: u64,
     /// Packets dropped on receipt, those that the device missed among them (as /proc/net/dev counts them).
     pub receive_dropped: u64,
-    /// Bytes sent.
+    /// Transmitted bytes.
     pub transmit_bytes: u64,
-    /// Packets sent.
+    /// Transmitted packets.
     pub transmit_packets: u64,
     /// Packets that could not be sent.
     pub transmit_errors: u64,
@@ -62,39 +62,39 @@ pub struct Statistics {
 /// An IP address of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// The link's number.
+    /// Index of the link.
     pub link: u32,
-    /// IPv4 addresses have one: the link's name, or what somebody gave, such as `eth0:1`.
+    /// Label, for IPv4 addresses only: the link's name, or one that was set, such as `eth0:1`.
     pub label: Option<String>,
-    /// This side's address.
+    /// Local address.
     pub ip: IpAddr,
-    /// 0–32 or 0–128.
+    /// Prefix length: 0–32 or 0–128.
     pub prefix: u8,
 }
 
-/// Why an answer cannot be used.
+/// Reason why an answer cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
     /// The kernel refused, with this errno.
     #[error("the kernel refuses to list the network's links")]
     Refused(i32),
-    /// It is cut off, or not of this protocol.
+    /// Truncated answer, or one that violates the protocol.
     #[error("the kernel's list of the network's links is malformed")]
     Malformed,
 }
 
-/// What was asked for, as far as it came.
+/// Links and addresses that were received so far.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// Links in the kernel's order.
     pub links: Vec<Link>,
     /// Addresses in the kernel's order.
     pub addresses: Vec<Address>,
-    /// Something changed meanwhile, so that some of it may be missing.
+    /// True if something changed meanwhile, so that entries may be missing.
     pub interrupted: bool,
 }
 
-/// Asks for all links; the answer bears the same `sequence`.
+/// Requests all links; the answer has the same `sequence`.
 pub fn links_request(sequence: u32) -> Vec<u8> {
     // Without the counters of IPv6, which are longer than all the rest.
     const LEAVE_OUT: u32 = libc::RTEXT_FILTER_SKIP_STATS.cast_unsigned();
@@ -105,7 +105,7 @@ pub fn links_request(sequence: u32) -> Vec<u8> {
     request(libc::RTM_GETLINK, sequence, &body)
 }
 
-/// Asks for all addresses of all families.
+/// Requests all addresses of all families.
 pub fn addresses_request(sequence: u32) -> Vec<u8> {
     request(libc::RTM_GETADDR, sequence, &[0; ADDRESS_HEAD])
 }
@@ -162,14 +162,15 @@ impl Answer {
         Ok(false)
     }
 
-    /// Whether the lists are of one moment: nothing changed meanwhile, and there is no address of an unknown link.
+    /// Returns whether the lists are consistent: nothing changed meanwhile, and each address belongs to a known
+    /// link.
     pub fn is_whole(&self) -> bool {
         let known: HashSet<u32> = self.links.iter().map(|link| link.index).collect();
         !self.interrupted && self.addresses.iter().all(|address| known.contains(&address.link))
     }
 }
 
-/// Nothing if it has no name.
+/// Parses a link; `None` if it has no name.
 fn link(body: &[u8]) -> Option<Link> {
     let mut link = Link {
         index: u32_at(body, 4)?,
@@ -189,7 +190,7 @@ fn link(body: &[u8]) -> Option<Link> {
     (!link.name.is_empty()).then_some(link)
 }
 
-/// `struct rtnl_link_stats64`
+/// Parses `struct rtnl_link_stats64`.
 fn statistics(value: &[u8]) -> Option<Statistics> {
     let counter = |place: usize| {
         let bytes = value.get(place * 8..)?.first_chunk()?;
@@ -207,7 +208,7 @@ fn statistics(value: &[u8]) -> Option<Statistics> {
     })
 }
 
-/// Nothing if it is no IP address.
+/// Parses an address; `None` if it is not an IP address.
 fn address(body: &[u8]) -> Option<Address> {
     let (family, prefix) = (*body.first()?, *body.get(1)?);
     let mut label = None;

@@ -36,7 +36,7 @@ fn link_message(link: &Link, other: &[u8]) -> Vec<u8> {
             told.receive_dropped - 1,
             told.transmit_dropped,
         ]);
-        // What the device missed.
+        // Packets that the device missed.
         counters[15] = 1;
         body.extend(attribute(libc::IFLA_STATS64, &counters.map(u64::to_ne_bytes).concat()));
     }
@@ -119,7 +119,7 @@ proptest! {
     ) {
         let mut messages: Vec<_> = links.iter().map(|(link, other)| link_message(link, other)).collect();
         messages.extend(addresses.iter().map(|(address, peer)| address_message(address, *peer)));
-        // Somebody else's are passed over.
+        // Messages for another port are skipped.
         messages.push(message(libc::RTM_NEWLINK, 2, 6, &[1; 40]));
         messages.push(message(DONE, 2, 5, &[0; 4]));
         if together {
@@ -139,7 +139,7 @@ proptest! {
     #[test]
     fn cut_off_messages_are_refused(link in links(), other in unknown(), cut in any::<prop::sample::Index>()) {
         let whole = link_message(&link, &other);
-        // What is left out at the end of an attribute is padding.
+        // The bytes that may be cut off at the end of an attribute are padding.
         let end = HEAD + LINK_HEAD + 2 * other.len() + link.statistics.map_or(0, |_| 196)
             + aligned(5 + link.name.len()) + 4 + link.address.len();
         let length = 1 + cut.index(end - 1);

@@ -20,12 +20,12 @@ use crate::wire::proto::v1::{
     CallbackAnswer, CallbackBounds, CallbackCall, CallbackCancellation, CallbackFromGuest, CallbackFromHost,
 };
 
-/// How long whoever opens a callback may take to the first message.
+/// Timeout for the first message of a peer that opens a callback.
 const BEGINNING: Duration = Duration::from_secs(5);
 /// Calls that are under way at a time, whatever the host half allows.
 const MAX_OPEN_CALLS: u32 = 64;
 
-/// The host half has gone; what has come of the calls that were under way is unknown.
+/// Error of a call whose host half has disconnected; whether the call has had an effect is unknown.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("the host half has closed the callback")]
 pub struct Broken;
@@ -53,13 +53,13 @@ struct Open {
 
 #[derive(Debug)]
 struct Call {
-    /// Gone if nobody waits any more.
+    /// Channel for the answer; closed if the caller no longer waits.
     answer: oneshot::Sender<CallbackAnswer>,
     _place: OwnedSemaphorePermit,
 }
 
-/// The messages for the host half. Whoever polls this takes the answers in, too: `answers` are the host half's messages after
-/// the first one, which had these `bounds`.
+/// Messages for the host half. Polling this stream also receives the answers: `answers` are the host half's
+/// messages after the first one, which had these `bounds`.
 pub fn open<S>(bounds: &CallbackBounds, answers: S) -> (Caller, Calls<S>)
 where
     S: Stream<Item = Result<CallbackFromHost, Status>> + Unpin,
@@ -77,7 +77,7 @@ where
 
 impl Shared {
     fn open(&self) -> MutexGuard<'_, Open> {
-        // Nothing that is done under the lock leaves it half changed.
+        // Ignores poisoning: no operation under the lock can leave the state inconsistent.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,7 +144,7 @@ impl Caller {
     }
 }
 
-/// Somebody waits for the answer to a call.
+/// Guard of a caller that waits for an answer. Dropped before the answer arrives, it cancels the call.
 struct Waiting<'s> {
     shared: &'s Shared,
     number: u64,
@@ -152,7 +152,7 @@ struct Waiting<'s> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        // Its answer has been taken, or its place is free once that comes.
+        // If the entry is missing, the answer was received. Otherwise the place is released when the answer arrives.
         if self.shared.open().calls.contains_key(&self.number) {
             self.shared.send(self.number, FromGuest::Cancellation(CallbackCancellation {}));
         }
@@ -184,7 +184,7 @@ where
                         let number = answer.number;
                         Status::invalid_argument(format!("no call of number {number} is under way"))
                     })?;
-                    // Nobody may wait for it any more.
+                    // The caller may no longer wait for the answer.
                     let _ = call.answer.send(answer);
                 }
                 Some(FromHost::Bounds(_)) => {
@@ -221,10 +221,11 @@ impl<S> Drop for Calls<S> {
     }
 }
 
-/// The bounds, which the first message of whoever opens a callback has, and the messages after that.
+/// Reads the first message of a peer that opens a callback, and returns the limits in it together with the
+/// messages that follow.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` or `DEADLINE_EXCEEDED` if it does not begin as it should.
+/// `INVALID_ARGUMENT` or `DEADLINE_EXCEEDED` if the first message is wrong or late.
 pub async fn begin(
     mut answers: Streaming<CallbackFromHost>,
 ) -> Result<(CallbackBounds, Streaming<CallbackFromHost>), Status> {

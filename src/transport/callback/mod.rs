@@ -1,5 +1,5 @@
-//! What a guest asks of its host half, as messages of `guestlet.v1.Guest.Callback`: a call is a numbered message, and so is its
-//! answer. Both ends are here, because they have to agree.
+//! Calls of a guest to its host half, as messages of `guestlet.v1.Guest.Callback`: a call is a numbered
+//! message, and so is its answer. Both ends are in this module, because they have to agree.
 //!
 //! ```text
 //!  in the guest                              on the host
@@ -7,9 +7,9 @@
 //!               ◀──────────── answer ◀──────────
 //! ```
 //!
-//! A call is one request and one answer: their bytes go through as they are, with gRPC's status and without metadata. Calls
-//! are under way beside each other, as many as the host half has said; its answer, to a cancellation as well, makes room for
-//! the next one, so that neither end collects more than that.
+//! A call is one request and one answer. Their bytes are passed unchanged, with gRPC's status and without
+//! metadata. Calls run concurrently, up to the limit that the host half has set. Each answer, also that to a
+//! cancellation, makes room for the next call, so neither end ever holds more calls than the limit.
 
 #[cfg(any(feature = "agent", feature = "kubevirt"))]
 mod caller;

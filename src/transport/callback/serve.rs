@@ -20,26 +20,26 @@ use crate::wire::proto::v1::{
     CallbackAnswer, CallbackBounds, CallbackCall, CallbackFromGuest, CallbackFromHost,
 };
 
-/// How a guest breaks the rules.
+/// Violation of the protocol by a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Breach {
-    /// It has more calls under way than it may.
+    /// More concurrent calls than the limit.
     #[error("more than {0} calls are under way")]
     Calls(u32),
     /// A call's number is not the one after the last.
     #[error("the call has the number {found}, expected {expected}")]
     Number {
-        /// What it has.
+        /// Number of the call.
         found: u64,
-        /// What it should have.
+        /// Number that was expected.
         expected: u64,
     },
-    /// It cancels more calls than it makes.
+    /// More cancellations than calls.
     #[error("it cancels more calls than it makes")]
     Cancellations,
 }
 
-/// Why nothing is served any more.
+/// Reason why serving has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
     /// The guest refused the callback, or the stream broke.
@@ -50,7 +50,7 @@ pub enum Ended {
     Breach(#[from] Breach),
 }
 
-/// What has come of a call.
+/// Number of a call, with its answer or status.
 type Outcome = (u64, Result<Vec<u8>, Status>);
 
 /// Serves `service` to a guest until it ends the callback. `open` sends it these messages, of which `bounds` are the first,
@@ -88,7 +88,8 @@ where
     }
 }
 
-/// What waits for the guest to take it. A channel of tokio's would have room for 32 messages, however few may wait.
+/// Messages that the guest has not taken yet. A channel of tokio would reserve room for 32 messages, however
+/// small its limit.
 #[derive(Debug, Default)]
 struct Queue {
     messages: VecDeque<CallbackFromHost>,
@@ -97,7 +98,7 @@ struct Queue {
 }
 
 fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    // Nothing that is done under the lock leaves it half changed.
+    // Ignores poisoning: no operation under the lock can leave the queue inconsistent.
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -193,7 +194,7 @@ where
                 if self.cancelled > self.made {
                     return Err(Breach::Cancellations);
                 }
-                // Its answer may be on its way.
+                // If the entry is missing, the answer may have been sent already.
                 if let Some(cancel) = self.cancels.get(&number) {
                     cancel.abort();
                 }
@@ -243,7 +244,7 @@ where
     }
 }
 
-/// Calls the service.
+/// Calls the service, and returns the answer's message or status.
 async fn answer<S>(mut service: S, call: CallbackCall) -> Result<Vec<u8>, Status>
 where
     S: http2::Service<Body>,

@@ -28,7 +28,8 @@ use crate::wire::proto::v1::{
     CallbackBounds, CallbackCall, CallbackCancellation, CallbackFromGuest, CallbackFromHost,
 };
 
-/// Answers with the method and the message that it was asked, refuses `/s/Refuse`, and holds `/s/Wait` until it is dropped.
+/// Service that answers with the method and the message of the request, refuses `/s/Refuse`, and holds
+/// `/s/Wait` until it is dropped.
 #[derive(Clone, Default)]
 struct Echo {
     waiting: Arc<AtomicUsize>,
@@ -141,7 +142,7 @@ async fn a_call_that_nobody_waits_for_is_ended_and_makes_room() {
         })
     });
     until(|| waiting.load(Ordering::SeqCst) == 2).await;
-    // There is no room.
+    // Both places are taken.
     let mut third = Box::pin(ask(caller.clone(), "/s/Echo", b"later"));
     assert!(tokio::time::timeout(Duration::from_millis(20), &mut third).await.is_err());
     let [first, second] = waits;
@@ -149,7 +150,7 @@ async fn a_call_that_nobody_waits_for_is_ended_and_makes_room() {
     assert_eq!(third.await.unwrap(), b"/s/Echolater");
     until(|| waiting.load(Ordering::SeqCst) == 1).await;
     assert!(!second.is_finished());
-    // Again and again.
+    // Repeated, to show that cancelled calls release their places.
     for _ in 0..100 {
         let call = ask(caller.clone(), "/s/Wait", b"");
         let _ = tokio::time::timeout(Duration::ZERO, call).await;
@@ -175,7 +176,7 @@ async fn when_an_end_goes_so_do_the_calls() {
     assert!(ask(caller, "/s/Echo", b"").await.is_err(), "and there are no new ones");
 }
 
-/// What serving this comes to.
+/// Serves these messages, and returns the result.
 async fn served(messages: Vec<CallbackFromGuest>) -> Result<(), Ended> {
     let (sender, receiver) = mpsc::channel(messages.len().max(1));
     for message in messages {
@@ -183,7 +184,7 @@ async fn served(messages: Vec<CallbackFromGuest>) -> Result<(), Ended> {
     }
     drop(sender);
     let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
-    // Nobody takes the answers.
+    // The answers are not read.
     serve(bounds(2), Echo::default(), async |_messages| Ok(receiver)).await
 }
 

@@ -28,10 +28,10 @@ pub fn request(method: &str, message: &[u8]) -> Result<Request<Body>, Status> {
     Ok(request)
 }
 
-/// What a response says.
+/// Returns the message of a response.
 ///
 /// # Errors
-/// The status that it has, if that is no success, or what is wrong with it.
+/// The status of the response, if it is not OK, or an explanation of what is malformed.
 pub async fn response_message(response: Response<Body>) -> Result<Bytes, Status> {
     let (head, body) = response.into_parts();
     // One without a message may have its status at the beginning.
@@ -87,7 +87,7 @@ async fn message_of(mut body: Body, most: usize) -> Result<(Option<Bytes>, Optio
     unframed(bytes.freeze()).map(|message| (Some(message), trailers))
 }
 
-/// What is said of a request that has more than `most` bytes.
+/// Returns the status for a request of more than `most` bytes.
 pub fn too_large(most: usize) -> Status {
     Status::resource_exhausted(format!("the request has more than {most} bytes"))
 }
@@ -113,9 +113,9 @@ fn unframed(mut bytes: Bytes) -> Result<Bytes, Status> {
 
 /// A body that is there already.
 struct Frames {
-    /// Its only data.
+    /// Data of the body, in one piece.
     data: Option<Bytes>,
-    /// What follows.
+    /// Trailers after the data.
     trailers: Option<HeaderMap>,
 }
 

@@ -1,10 +1,12 @@
-//! How much may be under way in each direction of a connection: what the sender has as credit, and what the receiver keeps. Pure.
+//! Flow control for each direction of a connection: the credit of the sender, and the data that the receiver
+//! holds. Pure.
 //!
 //! ```text
-//! sender: credit ──spend──▶ data ──▶ inbox, kept ──handed on──▶ owed ──a quarter of the window──▶ granted: credit again
+//! sender: credit ──spend──▶ data ──▶ inbox, kept ──passed on──▶ owed ──a quarter of the window──▶ granted: credit again
 //! ```
 //!
-//! Of each inbox, what the sender may still send, what is kept and what is owed to the sender add up to its window.
+//! For each inbox, the sender's remaining credit, the data that is kept and the credit that is owed to the
+//! sender add up to the window.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -18,21 +20,21 @@ const MOST: usize = 1 << 30;
 /// A buffer of more than this is given back as soon as nothing is in it.
 const KEPT: usize = 4 << 10;
 
-/// How the other end has broken the rules.
+/// Violation of the flow control by the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Breach {
-    /// It sends more than it may.
+    /// More data than the credit allows.
     #[error("more data than there was credit for")]
     Credit,
-    /// It sends after the end.
+    /// Data after the end of the stream.
     #[error("data after the end")]
     AfterEnd,
-    /// It gives more credit than makes sense.
+    /// Credit beyond the maximum.
     #[error("more credit than 1 GiB")]
     TooMuchCredit,
 }
 
-/// What may be sent.
+/// Number of bytes that the sender may still send.
 #[derive(Debug)]
 pub struct Credit(usize);
 
@@ -43,12 +45,12 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// So many bytes.
+    /// Returns the remaining credit in bytes.
     pub fn left(&self) -> usize {
         self.0
     }
 
-    /// So many of them are sent.
+    /// Deducts bytes that were sent.
     pub fn spend(&mut self, bytes: usize) {
         self.0 = self.0.saturating_sub(bytes);
     }
@@ -64,17 +66,17 @@ impl Credit {
     }
 }
 
-/// What was received, and not handed on yet.
+/// Received data that was not passed on yet.
 #[derive(Debug)]
 pub struct Inbox {
     kept: VecDeque<u8>,
     window: usize,
-    /// What the sender may send.
+    /// Credit that the sender still has, in bytes.
     open: usize,
-    /// What was handed on, and is no credit again yet.
+    /// Bytes that were passed on, and not yet granted as credit again.
     owed: usize,
     has_ended: bool,
-    /// Nobody wants it any more.
+    /// True if the data is no longer needed, and is discarded.
     is_thrown_away: bool,
 }
 
@@ -92,7 +94,7 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Has room for so many bytes from now on, if that is more than before: the credit for that.
+    /// Enlarges the window to this size, if it is smaller, and returns the additional credit.
     pub fn widen(&mut self, window: usize) -> usize {
         let more = window.saturating_sub(self.window);
         self.window += more;
@@ -121,10 +123,10 @@ impl Inbox {
         Ok(())
     }
 
-    /// Nothing more comes.
+    /// Marks the end of the stream.
     ///
     /// # Errors
-    /// If that was said before.
+    /// If the stream has ended already.
     pub fn end(&mut self) -> Result<(), Breach> {
         if std::mem::replace(&mut self.has_ended, true) { Err(Breach::AfterEnd) } else { Ok(()) }
     }
@@ -134,23 +136,24 @@ impl Inbox {
         self.has_ended
     }
 
-    /// Everything has come and was handed on.
+    /// Returns whether the stream has ended and all data was passed on.
     pub fn is_done(&self) -> bool {
         self.has_ended && self.kept.is_empty()
     }
 
-    /// What waits, in two parts.
+    /// Returns the pending data, in two parts.
     pub fn waiting(&self) -> [IoSlice<'_>; 2] {
         let (first, second) = self.kept.as_slices();
         [IoSlice::new(first), IoSlice::new(second)]
     }
 
-    /// Nothing waits.
+    /// Returns whether no data is pending.
     pub fn is_empty(&self) -> bool {
         self.kept.is_empty()
     }
 
-    /// So much of what waits was handed on: the credit that the sender gets for it, and for what was handed on before.
+    /// Removes pending bytes that were passed on, and returns the credit to grant for them and for earlier ones,
+    /// if any is due.
     pub fn hand_on(&mut self, bytes: usize) -> Option<usize> {
         let bytes = bytes.min(self.kept.len());
         self.kept.drain(..bytes);
@@ -166,7 +169,7 @@ impl Inbox {
         Some(credit)
     }
 
-    /// Nobody wants what waits and what comes yet.
+    /// Discards the pending data, and all that arrives later.
     pub fn throw_away(&mut self) {
         self.is_thrown_away = true;
         self.kept = VecDeque::new();
@@ -248,8 +251,8 @@ mod tests {
     }
 
     proptest! {
-        /// A sender that keeps to its credit is never refused and never stuck, every byte arrives in its place, and no more is kept
-        /// than the window.
+        /// Checks that a sender that keeps to its credit is never refused and never blocked forever, that every byte
+        /// arrives in order, and that no more than the window is kept.
         #[test]
         fn both_ends_agree(steps in steps()) {
             let (mut credit, mut inbox) = (Credit::default(), Inbox::default());
@@ -281,7 +284,7 @@ mod tests {
             }
         }
 
-        /// Whatever the other end sends, no more is kept than it may send.
+        /// Checks that no more than the credit is kept, whatever the other end sends.
         #[test]
         fn a_sender_that_breaks_the_rules_fills_nothing(parts in proptest::collection::vec(0..50_000_usize, 0..20)) {
             let mut inbox = Inbox::default();

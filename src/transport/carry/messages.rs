@@ -1,4 +1,4 @@
-//! What is said of a connection, as a message of either direction of `guestlet.v1.Forward`.
+//! Messages about a connection, in either direction of `guestlet.v1.Forward`.
 
 use super::Said;
 use crate::wire::proto::v1;
@@ -6,7 +6,8 @@ use crate::wire::proto::v1;
 macro_rules! messages {
     ($($direction:ident),*) => {$(
         impl From<(u32, Said)> for v1::$direction::Message {
-            /// The place of a part among those that wait is free with this: whoever sends the message makes it, and nobody before.
+            /// Converts when the message is sent, and not before, because this drops the room that the data takes in the
+            /// outbox.
             fn from((number, said): (u32, Said)) -> Self {
                 match said {
                     Said::Data(data, _room) => Self::Data(v1::ForwardData { number, data }),

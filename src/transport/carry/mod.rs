@@ -1,13 +1,15 @@
-//! One connection of a socket, carried on over a stream that it shares with others: what both ends of a forwarded connection do.
+//! Forwarding of one connection of a socket, over a stream that it shares with others. Both ends of a
+//! forwarded connection use this module.
 //!
 //! ```text
 //! socket ──read, as far as there is credit──▶ Outbox ──▶ the shared stream
 //! socket ◀──write──── Link (inbox) ◀──────────────────── its reader
 //! ```
 //!
-//! Each direction ends by itself. A socket that breaks is told to the other end after everything that was read from it; one that the
-//! other end breaks is broken after everything that had come for it was written. [`flow`] bounds what is kept, and how much waits to be
-//! sent over the shared stream is bounded for all its connections together.
+//! Each direction ends separately. If a socket breaks, the other end is notified after all data that was read
+//! from it. If the other end breaks the connection, the socket is reset after all data that had arrived for it
+//! was written. [`flow`] limits the data that is kept for each connection, and the data that waits for the
+//! shared stream is limited for all of its connections together.
 
 pub mod flow;
 mod messages;
@@ -26,20 +28,21 @@ use flow::{Breach, Credit, Inbox, PART};
 
 /// Parts of all connections of a stream that wait to be sent over it.
 const WAITING: usize = 16;
-/// How soon it is looked again whether the peer of a socket that is to be broken has everything: at first, and at last.
+/// Initial and maximum interval of the check whether the peer has received everything on a socket that is to
+/// be reset.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOK_AT_LAST: Duration = Duration::from_millis(200);
 
-/// What is said of a connection.
+/// Message about a connection.
 #[derive(Debug)]
 pub enum Said {
     /// This was read. Its place is free when this is dropped.
     Data(Bytes, Room),
     /// The other end may send so many bytes more.
     Credit(u32),
-    /// Nothing more is read.
+    /// End of the data that is read from the socket.
     End,
-    /// It broke, for this reason.
+    /// Broken connection, with the reason.
     Reset(String),
 }
 
@@ -47,7 +50,7 @@ pub enum Said {
 #[derive(Debug)]
 pub struct Room(#[allow(dead_code, reason = "held, not looked at")] OwnedSemaphorePermit);
 
-/// Where what is said of connections waits to be sent; clones share it.
+/// Queue of messages for the shared stream; clones share it.
 #[derive(Debug)]
 pub struct Outbox<T> {
     sender: mpsc::UnboundedSender<T>,
@@ -69,7 +72,7 @@ impl<T> Outbox<T> {
 
     /// Says something that takes no room.
     pub fn say(&self, what: T) {
-        // Where nobody sends it any more, the whole stream has ended.
+        // If there is no receiver, the whole stream has ended.
         let _ = self.sender.send(what);
     }
 
@@ -82,9 +85,9 @@ impl<T> Outbox<T> {
 #[derive(Debug, Default)]
 pub struct Link {
     state: Mutex<State>,
-    /// There is something to write, or to do about it.
+    /// Notified when there is data to write, or the state of the inbox has changed.
     comes: Notify,
-    /// There is credit.
+    /// Notified when there is credit to send.
     may_send: Notify,
 }
 
@@ -96,12 +99,12 @@ struct State {
     counts: Counts,
 }
 
-/// Bytes that went through.
+/// Bytes that were transferred.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// From the socket.
+    /// Bytes that were read from the socket.
     pub read: u64,
-    /// To it.
+    /// Bytes that were written to the socket.
     pub written: u64,
 }
 
@@ -126,10 +129,10 @@ impl Link {
         Ok(())
     }
 
-    /// The other end sends no more.
+    /// Marks that the other end has sent all of its data.
     ///
     /// # Errors
-    /// If it has said so before.
+    /// If it was marked already.
     pub fn end(&self) -> Result<(), Breach> {
         self.state().inbox.end()?;
         self.comes.notify_one();
@@ -142,7 +145,7 @@ impl Link {
         self.comes.notify_one();
     }
 
-    /// Nothing more comes from the other end.
+    /// Returns whether the other end has sent all of its data.
     pub fn has_ended(&self) -> bool {
         let state = self.state();
         state.was_reset || state.inbox.has_ended()
@@ -155,38 +158,39 @@ impl Link {
         }
     }
 
-    /// What went through so far.
+    /// Returns the bytes that were transferred so far.
     pub fn counts(&self) -> Counts {
         self.state().counts
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that is done under the lock leaves it half changed.
+        // Ignores poisoning: no operation under the lock can leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How a connection is carried.
+/// Settings for the forwarding of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Manner {
     /// Bytes that may come and wait to be written.
     pub window: usize,
-    /// How long what has come may take to be written after the other end has broken the connection; for ever if nothing is said.
+    /// Time allowed for writing the data that has arrived, once the other end has broken the connection; unlimited
+    /// if absent.
     pub patience: Option<Duration>,
 }
 
-/// How a connection ended.
+/// Result of a forwarded connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// In both directions.
+    /// Regular end in both directions.
     Well,
-    /// The socket broke, for this reason, which the other end was told.
+    /// Broken socket, with the reason that was reported to the other end.
     Broken(String),
     /// The other end broke it.
     Reset,
 }
 
-/// How writing ended.
+/// Result of the writing direction.
 enum Writing {
     Well,
     Reset,
@@ -246,10 +250,10 @@ async fn converse<T: From<(u32, Said)>>(
                 Writing::Reset => return Ended::Reset,
                 Writing::Well if was_read => return Ended::Well,
                 Writing::Broken(error) if was_read => return Ended::Broken(error.to_string()),
-                // What the peer sent before it broke the connection is read first.
+                // Data that the peer sent before it broke the connection is read first.
                 wrote => written = Some(wrote),
             },
-            // Nothing else waits for what comes then.
+            // Once writing has ended, only this branch still waits for a reset.
             () = link.breaks(), if written.is_some() => return Ended::Reset,
         }
     }
@@ -288,9 +292,9 @@ async fn read<T: From<(u32, Said)>>(
     }
 }
 
-/// What writing waits for.
+/// Event that the writing direction waits for.
 enum Waits {
-    /// More to write.
+    /// More data to write.
     ForMore,
     /// The peer of the socket.
     ForRoom,
@@ -311,7 +315,7 @@ async fn write(socket: &Socket, link: &Link, patience: Option<Duration>, say: &i
                 }
                 let room = async {
                     tokio::select! {
-                        // What is wrong with the socket, writing finds out.
+                        // If the socket is broken, the next write reports it.
                         _ = socket.writable() => {}
                         () = link.comes.notified() => {}
                     }
@@ -324,7 +328,7 @@ async fn write(socket: &Socket, link: &Link, patience: Option<Duration>, say: &i
     }
 }
 
-/// Writes what there is room for.
+/// Writes as much as the socket accepts without blocking.
 fn write_now(socket: &Socket, link: &Link, say: &impl Fn(Said)) -> Waits {
     let mut state = link.state();
     while !state.inbox.is_empty() {
@@ -359,7 +363,7 @@ fn give(credit: usize, say: &impl Fn(Said)) {
     }
 }
 
-/// Completes when the peer of a socket has everything that was written, or is gone.
+/// Waits until the peer of a socket has received everything that was written, or has disconnected.
 async fn arrived(socket: &Socket) {
     let mut pause = LOOK;
     while socket.unsent() > 0 && socket.is_connected() {
@@ -368,7 +372,7 @@ async fn arrived(socket: &Socket) {
     }
 }
 
-/// What `work` comes to, unless it is too late before.
+/// Returns the result of `work`, or `None` if the deadline passes first.
 async fn until<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
     match deadline {
         None => Some(work.await),

@@ -7,12 +7,12 @@
 //! An authority whose name a client takes from the dynamic table, with another value, stays as it is: the static table
 //! has that name, and encoders look there first.
 
-/// Its index in the static table (RFC 7541, appendix A). The value there is empty.
+/// Index of `:authority` in the static table (RFC 7541, appendix A), where its value is empty.
 const INDEX: usize = 1;
 const NAME: &[u8] = b":authority";
 /// [`NAME`] in the Huffman code.
 const HUFFMAN_NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
-/// What a new value consists of: a host name, however long.
+/// Letter that a new value consists of: a valid host name of any length.
 const LETTER: u8 = b'x';
 /// Bytes of an integer after its prefix; more would be beyond any length here.
 const INTEGER_BYTES: usize = 4;
@@ -36,7 +36,7 @@ pub(super) fn replaced(block: &[u8]) -> Option<Vec<u8>> {
             put(1, &mut new);
             continue;
         }
-        // An indexed field, or a size of the table, ends here; a literal goes on with its strings.
+        // An indexed field or a table size update ends here; a literal continues with its strings.
         let is_literal = !(0x20..0x40).contains(&first) && first < 0x80;
         let is_authority = is_literal
             && match index {
@@ -116,8 +116,9 @@ fn integer(rest: &mut &[u8], prefix: u32) -> Option<usize> {
     Some(value)
 }
 
-/// How many symbols have a code of how many bits (RFC 7541, appendix B). The code is canonical: codes of one length are
-/// consecutive, and begin where the shorter ones end. The last of the longest is the end of the string.
+/// Numbers of codes per code length, as pairs of length in bits and count (RFC 7541, appendix B). The code is
+/// canonical: codes of one length are consecutive, and begin where the shorter ones end. The last of the
+/// longest codes marks the end of the string.
 const CODES: [(u32, u32); 21] = [
     (5, 10),
     (6, 26),
@@ -153,7 +154,7 @@ fn huffman_len(bytes: &[u8]) -> Option<usize> {
                 first <<= of - taken;
                 while taken < of {
                     let Some(bit) = bits.next() else {
-                        // What fills the last byte is the beginning of the end's code, which is all ones.
+                        // The last byte is padded with the beginning of the end code, which is all ones.
                         return (taken < 8 && code == (1 << taken) - 1).then_some(len);
                     };
                     code = code << 1 | bit;

@@ -20,8 +20,9 @@ use crate::transport::Stream;
 #[derive(Debug, Clone)]
 pub struct Client(SendRequest<Bytes>);
 
-/// How much small messages that are not read yet may waste, each what it lacks of 256 bytes: then the connection ends. (Without it
-/// some hundred of them do that.)
+/// Limit on the memory that small unread messages may waste, counting for each message the difference to 256
+/// bytes; beyond it the connection is closed. (Without this setting, some hundred small messages would exceed
+/// h2's limit.)
 const SMALL_FRAMES: usize = 1 << 20;
 
 /// The connection under a [`Client`]; dropping it closes the stream.
@@ -100,7 +101,7 @@ async fn call(sender: SendRequest<Bytes>, request: Request<Body>) -> Result<Resp
     let answer = loop {
         tokio::select! {
             biased;
-            // Why it ended early is what the answer says.
+            // If sending ended early, the answer contains the reason.
             _ = poll(&mut sending), if sending.is_some() => sending = None,
             answer = &mut answer => break answer?,
         }

@@ -1,15 +1,16 @@
-//! Clients that were not written for this server: any gRPC client, on a unix socket.
+//! Support for clients that were not written for this server: any gRPC client, on a unix socket.
 //!
-//! Such clients send as `:authority` what they dialled: `localhost`, nothing, a path, or a path in percent encoding
-//! (kubelet, for the socket of a plugin's registration). It says nothing on a socket that has one server, but the crate
-//! h2 resets each call whose authority is no host name. [`Foreign`] stands before it:
+//! Such a client sends as `:authority` the address that it dialled: `localhost`, an empty value, a path, or a
+//! path in percent encoding (kubelet, for the socket of a plugin's registration). The value has no meaning on
+//! a socket with a single server, but the crate h2 resets each call whose authority is not a host name.
+//! [`Foreign`] is placed in front of it:
 //!
 //! ```text
-//! client ──▶ Requests: frames pass as they are, but for header blocks, whose authority becomes a host name ──▶ h2
-//! client ◀── Answers: frames pass as they are; what refuses a call or the connection is told ◀── h2
+//! client ──▶ Requests: frames pass unchanged, except header blocks, whose authority becomes a host name ──▶ h2
+//! client ◀── Answers: frames pass unchanged; refusals of a call or the connection are reported ◀── h2
 //! ```
-//! A header block is held until it is whole, within a bound. What is no proper frame or no proper block passes as it is,
-//! and so does all that follows: refusing it is for h2.
+//! A header block is held until it is complete, up to a limit. A malformed frame or block is passed unchanged,
+//! and so is everything after it: h2 is responsible for refusing it.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -20,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::authority;
 
-/// What a client says first (RFC 9113, 3.4).
+/// Connection preface of a client (RFC 9113, 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of a frame's head.
 const HEAD: usize = 9;
@@ -54,7 +55,7 @@ struct Head {
 }
 
 impl Head {
-    /// The head that `frame` begins with; nothing if that is cut.
+    /// Parses the head that `frame` begins with; `None` if it is incomplete.
     fn of(frame: &[u8]) -> Option<Self> {
         let &[high, middle, low, kind, flags, ref stream @ ..] = frame.first_chunk::<HEAD>()?;
         let len = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
@@ -71,11 +72,11 @@ pub struct Requests {
     passing: usize,
     /// The head of a frame as far as it has come, or the frames of a header block.
     held: Vec<u8>,
-    /// Where the frame begins that comes now, in what is held.
+    /// Offset of the current frame in the held bytes.
     frame: usize,
-    /// Everything passes from now on.
+    /// True if everything is passed unchanged from now on.
     is_opaque: bool,
-    /// Why it is not HTTP/2 that the client speaks.
+    /// Protocol that the client speaks in place of HTTP/2, if that was recognized.
     misunderstood: Option<&'static str>,
 }
 
@@ -149,7 +150,7 @@ impl Requests {
     }
 }
 
-/// What a client speaks that is not HTTP/2, by its first byte.
+/// Names the protocol that a client speaks in place of HTTP/2, by its first byte.
 fn misunderstood(first: u8) -> &'static str {
     match first {
         0x16 => "it speaks TLS",
@@ -266,11 +267,11 @@ fn name(code: u32) -> &'static str {
     }
 }
 
-/// A client's stream, for the server. `refused` hears why the client is refused, whenever it is.
+/// Stream of a client, for the server. `refused` is called with the reason whenever the client is refused.
 pub struct Foreign<S, F> {
     stream: S,
     requests: Requests,
-    /// What the server has not read, from `at` on.
+    /// Bytes that the server has not read yet, beginning at `at`.
     ready: Vec<u8>,
     at: usize,
     answers: Answers,
@@ -278,7 +279,7 @@ pub struct Foreign<S, F> {
 }
 
 impl<S, F: FnMut(&'static str)> Foreign<S, F> {
-    /// Stands before `stream`.
+    /// Wraps `stream`.
     pub fn new(stream: S, refused: F) -> Self {
         let (requests, answers) = (Requests::default(), Answers::default());
         Self { stream, requests, ready: Vec::new(), at: 0, answers, refused }

@@ -19,7 +19,7 @@ fn plain(number: u8) -> String {
     line(&key(number), false, &[""; 0], "")
 }
 
-/// What is said of the text of a file.
+/// Returns the error for the text of a file.
 fn refused(text: &str) -> String {
     parse("hosts.d/a.pub", text).expect_err(text).to_string()
 }

@@ -11,7 +11,7 @@ use crate::trust::key::PublicKey;
 
 type Issuer = CertifiedIssuer<'static, KeyPair>;
 
-/// 2025-01-01.
+/// Clock that is set to 2025-01-01.
 const NOW: Clock = Clock::Set(UnixTime::since_unix_epoch(Duration::from_secs(1_735_689_600)));
 const NAME: &str = "guestlet://lab/host/one";
 
@@ -29,7 +29,7 @@ fn ca() -> Issuer {
     CertifiedIssuer::self_signed(ca_params(), key()).unwrap()
 }
 
-/// What the certificate of a host half says that is as it has to be.
+/// Returns the parameters of a valid certificate of a host half.
 fn host_params() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.subject_alt_names = vec![SanType::URI(NAME.try_into().unwrap())];
@@ -43,13 +43,13 @@ fn signed(params: &CertificateParams, issuer: &Issuer) -> CertificateDer<'static
     params.signed_by(&key(), issuer).unwrap().der().clone()
 }
 
-/// What a guest was given: the key as a line with `words` after it.
+/// Returns the anchors of a guest that was given the key, in a line with `words` after it.
 fn anchor(key: &KeyPair, words: &str) -> Vec<Anchor> {
     let public = PublicKey::from_spki(&key.subject_public_key_info()).unwrap();
     anchors::parse("test", &format!("{public} {words}")).unwrap()
 }
 
-/// What comes of a certificate that `issuer`, a CA that the guest was given, has signed.
+/// Judges a certificate that was signed by `issuer`, a CA that the guest was given.
 fn of_the_ca(issuer: &Issuer, clock: Clock, params: &CertificateParams) -> Result<Keyed, Refusal> {
     recognize(
         &anchor(issuer.key(), "ca role=status"),
@@ -59,7 +59,7 @@ fn of_the_ca(issuer: &Issuer, clock: Clock, params: &CertificateParams) -> Resul
     )
 }
 
-/// The reason as TLS tells it.
+/// Returns the TLS error of a refused certificate.
 fn wrong(outcome: Result<Keyed, Refusal>) -> CertificateError {
     match outcome {
         Err(Refusal::Wrong(error, _)) => error,
@@ -113,7 +113,7 @@ fn a_pinned_key_is_taken_whatever_its_certificate_says() {
             let keyed = recognize(&anchor(&pinned, "role=freeze"), clock, leaf.der(), &[]).unwrap();
             assert_eq!(keyed.roles, ["freeze"]);
             assert_eq!(keyed.fingerprint, keyed.anchor);
-            // Nobody vouches for the names that it gives itself.
+            // No CA vouches for the names in a self-signed certificate.
             assert!(keyed.names.is_empty(), "{keyed:?}");
             unknown(&recognize(&anchor(&stranger, ""), clock, leaf.der(), &[]));
         }
@@ -167,7 +167,7 @@ fn what_another_ca_has_signed_is_refused_even_beside_the_right_one() {
     let given = anchor(ours.key(), "ca");
     let leaf = signed(&host_params(), &theirs);
     unknown(&recognize(&given, NOW, &leaf, &[theirs.der().clone()]));
-    // That CA in front of ours.
+    // The other CA is placed before the accepted one.
     unknown(&recognize(&given, NOW, &leaf, &[theirs.der().clone(), ours.der().clone()]));
     assert_eq!(
         wrong(recognize(&given, NOW, &leaf, &[ours.der().clone()])),

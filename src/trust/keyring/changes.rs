@@ -1,4 +1,5 @@
-//! What changes the files of keys. All of it blocks, and is done by one at a time ([`Keyring::change`](super::Keyring::change)).
+//! Changes to the key files. All of them block, and they run one at a time
+//! ([`Keyring::change`](super::Keyring::change)).
 
 use std::fs::DirBuilder;
 use std::io;
@@ -13,7 +14,7 @@ use crate::trust::anchors::Anchor;
 use crate::trust::key::{Key, KeyError, PublicKey};
 use crate::trust::peer::Keyed;
 
-/// The files of keys, for whoever has them alone.
+/// Exclusive access to the key files.
 #[derive(Debug)]
 pub struct Files<'k> {
     pub(super) sources: &'k Sources,
@@ -22,10 +23,10 @@ pub struct Files<'k> {
 }
 
 impl Files<'_> {
-    /// The key that is to take the place of this guest's own, made if there is none.
+    /// Returns the key that will replace this guest's own, and generates it if there is none.
     ///
     /// # Errors
-    /// If it cannot be kept.
+    /// If it cannot be saved.
     pub fn prepare_next(&self) -> Result<PublicKey, KeyError> {
         let path = self.sources.folder.join(NEXT);
         let own = Key::load(&self.sources.folder.join(KEY))?.map(|key| key.public());
@@ -39,10 +40,10 @@ impl Files<'_> {
         Ok(key.public())
     }
 
-    /// Has the next key take the place of this guest's own, for the connections from now on. Success if it has already.
+    /// Replaces this guest's own key by the next key, for new connections. Succeeds if this was done already.
     ///
     /// # Errors
-    /// If there is no such key, or it cannot be kept.
+    /// If there is no such key, or it cannot be saved.
     pub fn use_next(&self, which: Fingerprint) -> Result<PublicKey, KeyError> {
         let (path, own) = (self.sources.folder.join(NEXT), self.sources.folder.join(KEY));
         let is_it = |key: &Key| key.public().fingerprint() == which;
@@ -74,10 +75,10 @@ impl Files<'_> {
         Ok(())
     }
 
-    /// Has the key of the host half count no more which that of `peer` has followed.
+    /// Stops accepting the host half's former key `before`, which the key of `peer` has replaced.
     ///
     /// # Errors
-    /// If it has not, or this cannot be kept.
+    /// If the key of `peer` has not replaced it, or the change cannot be saved.
     pub fn retire_host(&self, peer: &Keyed, before: Fingerprint) -> Result<(), KeyError> {
         if self.replace(|replaced| replaced.retire(peer, before))? {
             tracing::info!("audit: {before} was replaced by {}, and is no longer accepted", peer.anchor);
@@ -106,8 +107,9 @@ impl Files<'_> {
     }
 }
 
-/// The guest's own key: the one that it has, or a new one if it has none and needs one, or has that of another machine.
-/// With it comes whether it was made because this is another machine.
+/// Returns the guest's own key: the existing one, or a new one if there is none and it is needed, or if the
+/// existing one belongs to another machine. The flag is true if it was generated because this is another
+/// machine.
 pub(super) fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<(Key, bool)>, KeyError> {
     let folder = &sources.folder;
     let (path, beside) = (folder.join(KEY), folder.join(MACHINE));
@@ -116,7 +118,7 @@ pub(super) fn own_key(sources: &Sources, is_needed: bool) -> Result<Option<(Key,
         return Ok(None);
     }
     let machine = (sources.machine)();
-    // What cannot be read does not say that this is another machine.
+    // A read error does not mean that this is another machine.
     let read = |source| KeyError::Io { what: "read", path: beside.clone(), source };
     let of = match files::read_at_most(&beside, MAX_FILE).map_err(read)? {
         None => None,

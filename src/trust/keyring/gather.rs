@@ -1,4 +1,4 @@
-//! What files and the platform say of keys.
+//! Collection of the keys from files and from the platform.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,25 +13,25 @@ use crate::trust::anchors::{self, Anchor, Problem};
 /// Files with keys that are read.
 const MOST_FILES: usize = 256;
 
-/// What was last right.
+/// Last valid contents of the sources.
 #[derive(Debug, Default)]
 pub(super) struct Good {
-    /// Of each text.
+    /// Keys of each source, by its place.
     pub(super) texts: HashMap<String, Vec<Anchor>>,
-    /// Of all together.
+    /// Keys of all sources together.
     pub(super) merged: Vec<Anchor>,
-    /// What is wrong, as last told.
+    /// Problems that were logged last.
     pub(super) problems: Vec<String>,
-    /// Why the guest's own key could not be kept, and when that was tried.
+    /// Time of the last failure to save the guest's own key, and its reason.
     pub(super) unkept: Option<(Instant, String)>,
 }
 
-/// What the sources say together.
+/// Combined contents of the sources.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
     pub(super) anchors: Vec<Anchor>,
     pub(super) problems: Vec<String>,
-    /// There is something that gives keys, right or wrong: whoever put it there wants no plain peers.
+    /// True if there is any source of keys, valid or not: its existence shows that plain peers are not wanted.
     pub(super) is_there: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
             Ok(text) => anchors::parse(&place, text),
             Err(problem) => {
                 found.problems.push(format!("{place}: {problem}"));
-                // Of a directory that cannot be looked into, nobody has taken a file away.
+                // An unreadable directory does not mean that its files were removed.
                 let below = format!("{place}/");
                 let lost: Vec<_> = good
                     .texts
@@ -62,7 +62,7 @@ pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
         };
         match parsed {
             Ok(anchors) => drop(now.insert(place, anchors)),
-            // Somebody has taken its keys away, and left the rest.
+            // All keys in the file were removed, while the file itself was left.
             Err(error) if error.problem == Problem::Empty => {
                 found.problems.push(error.to_string());
                 now.insert(place, Vec::new());
@@ -78,7 +78,8 @@ pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
     match anchors::merge(places.into_iter().map(|(_, anchors)| anchors.clone())) {
         Ok(anchors) => good.merged = anchors,
         Err(error) => {
-            // Which of them is meant cannot be told: what was before counts, as far as it is still there.
+            // The intended one of the conflicting lines is unknown. The previous keys stay valid, unless they were
+            // removed.
             let is_there =
                 |anchor: &Anchor| now.values().flatten().any(|other| other.public_key == anchor.public_key);
             good.merged.retain(is_there);
@@ -89,7 +90,7 @@ pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
     found.is_there |= sources.folder.join(ROTATED).is_file();
     match replaced::Replaced::read(&sources.folder) {
         Ok(replaced) => found.anchors = replaced.apply(&good.merged),
-        // Which keys count cannot be told.
+        // The accepted keys are unknown.
         Err(problem) => {
             found.problems.push(problem);
             found.is_there = true;
@@ -98,7 +99,7 @@ pub(super) fn gather(sources: &Sources, good: &mut Good) -> Gathered {
     found
 }
 
-/// Whoever has spoilt a file has not taken away what it said.
+/// Keeps the last valid keys of a source that is now invalid: a damaged file does not revoke its keys.
 fn keep(now: &mut HashMap<String, Vec<Anchor>>, good: &mut Good, place: String) {
     if let Some(before) = good.texts.remove(&place) {
         now.insert(place, before);
@@ -120,7 +121,7 @@ fn hosts_files(folder: &Path) -> Vec<Text> {
     for entry in entries {
         match entry {
             Ok(entry) => paths.push(entry.path()),
-            // There may be more keys, of which nothing is known.
+            // The entries that could not be listed may contain further keys.
             Err(error) => {
                 texts.push(wrong(format!("it cannot be listed: {error}")));
                 break;
@@ -139,7 +140,7 @@ fn hosts_files(folder: &Path) -> Vec<Text> {
     texts
 }
 
-/// The text of one file; `None` if there is none.
+/// Returns the text of a file; `None` if it does not exist.
 fn file(path: &Path) -> Option<Text> {
     let text = match files::read_at_most(path, MAX_FILE) {
         // `None` here: it was removed just now.
@@ -153,7 +154,7 @@ fn file(path: &Path) -> Option<Text> {
     Some((path.display().to_string(), text))
 }
 
-/// Whether only root and the process's own user can write to a file.
+/// Returns whether only root and the user of this process can write to a file.
 fn is_ours(path: &Path) -> bool {
     let own = nix::unistd::geteuid().as_raw();
     std::fs::metadata(path).is_ok_and(|found| found.mode() & 0o022 == 0 && [0, own].contains(&found.uid()))

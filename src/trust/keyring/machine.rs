@@ -1,11 +1,11 @@
-//! Which machine a key was made on.
+//! Identity of the machine that a key was made on.
 
-/// What tells a machine from its copies; what is not known is empty.
+/// Identifiers that distinguish a machine from its copies; empty where unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
     /// The SMBIOS system UUID.
     pub dmi: String,
-    /// machine-id(5).
+    /// Machine ID, machine-id(5).
     pub id: String,
     /// Changes with each copy of the VM's memory or disk, where the hypervisor provides that (vmgenid).
     pub generation: String,
@@ -22,13 +22,14 @@ impl Machine {
         Some(Self { dmi: value("dmi")?, id: value("machine-id")?, generation: value("vmgenid")? })
     }
 
-    /// Whether nothing speaks against both being the same. A driver that is loaded late, or not at all, does not.
+    /// Returns whether both can be the same machine. An identifier that one of them lacks does not count, because
+    /// a driver may be loaded late, or not at all.
     pub(super) fn may_be(&self, other: &Self) -> bool {
         let fits = |one: &str, other: &str| one.is_empty() || other.is_empty() || one == other;
         fits(&self.dmi, &other.dmi) && fits(&self.id, &other.id) && fits(&self.generation, &other.generation)
     }
 
-    /// What is known of it, and of this what was not.
+    /// Returns these identifiers, with the missing ones taken from `other`.
     pub(super) fn with(&self, other: Self) -> Self {
         let known = |one: &str, other: String| if one.is_empty() { other } else { one.to_owned() };
         Self {

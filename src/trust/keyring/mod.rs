@@ -1,5 +1,5 @@
-//! What a guest knows of keys: those that it was given, and its own. The files and the firmware are asked again for each
-//! connection, so that whoever edits a file need not restart anything.
+//! Keys of a guest: those that it was given, and its own. The files and the firmware are read again for each
+//! connection, so that an edited file takes effect without a restart.
 //!
 //! ```text
 //!  hosts.d/*.pub ─┐                         ┌─ none, ever ─────────▶ plain
@@ -8,9 +8,9 @@
 //!                     as it was before)
 //! ```
 //!
-//! That there was a key once is remembered by the guest's own key, in `folder`: from then on nobody gets in without one, until
-//! [`Keyring::forget`], for root in the guest. The key belongs to one machine: a copy of the disk that wakes up in another one
-//! makes itself a new key before anybody is let in.
+//! The guest's own key, in `folder`, records that a key was given once: from then on no peer is accepted
+//! without one, until [`Keyring::forget`], which root in the guest can call. The key belongs to one machine: a
+//! copy of the disk that boots in another machine generates a new key before any peer is accepted.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,42 +42,43 @@ pub use machine::Machine;
 
 /// Bytes of a file with keys.
 const MAX_FILE: u64 = 64 * 1024;
-/// How long reading may take; with more, a disk hangs, and what was known before counts.
+/// Timeout for reading the sources. After it a disk is assumed to hang, and the previous result is used.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a key that could not be written is not written again.
+/// Time before another attempt to save a key that could not be written.
 const UNKEPT: Duration = Duration::from_secs(5);
 /// The guest's own key, and the machine that it belongs to.
 const KEY: &str = "guest.key";
 const MACHINE: &str = "guest.machine";
 /// A key that takes the place of the guest's own as soon as a host half has used it.
 const NEXT: &str = "guest.key.next";
-/// The keys that host halves have put in the place of theirs, and the names of those that they have given up.
+/// Files with the keys that host halves have announced in place of their own, and with the fingerprints of the
+/// keys that they have retired.
 const ROTATED: &str = "rotated.pub";
 const RETIRED: &str = "retired";
 
-/// Something that gives keys, by its name for people: their lines, or why it cannot be read.
+/// Source of keys: its display name, and its lines or the reason why it cannot be read.
 pub type Text = (String, Result<String, String>);
 
-/// Where keys come from.
+/// Sources of keys.
 pub struct Sources {
     /// The directory of the files that root in the guest, or cloud-init, writes.
     pub hosts: PathBuf,
     /// The directory that the agent owns, on a disk of the guest.
     pub folder: PathBuf,
-    /// What the platform gives besides. May block.
+    /// Function that returns the keys from the platform. May block.
     pub platform: Box<dyn Fn() -> Vec<Text> + Send + Sync>,
-    /// What tells this machine from others. May block.
+    /// Function that returns the identity of this machine. May block.
     pub machine: Box<dyn Fn() -> Machine + Send + Sync>,
-    /// Whether the guest's disks can be written to: not while they are frozen.
+    /// Function that returns whether the guest's disks can be written to; false while they are frozen.
     pub is_writable: Box<dyn Fn() -> bool + Send + Sync>,
-    /// What the clock is worth.
+    /// Function that returns the clock and whether it is reliable.
     pub clock: fn() -> Clock,
     /// Peers without a key may come in even beside keys.
     pub plain: bool,
 }
 
 impl Sources {
-    /// That `path` can be written to.
+    /// Returns an error if `path` cannot be written to, because disks are frozen.
     fn check_writable(&self, path: &Path) -> Result<(), KeyError> {
         if (self.is_writable)() { Ok(()) } else { Err(KeyError::Frozen(path.to_owned())) }
     }
@@ -101,49 +102,50 @@ pub struct Keyring(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     sources: Sources,
-    /// Whoever has it reads, one at a time: a disk that hangs keeps one thread, whoever comes.
+    /// State of the reader. Its lock allows only one reader at a time, so that a disk that hangs blocks a single
+    /// thread, however many peers connect.
     good: Arc<AsyncMutex<Good>>,
-    /// What was read last.
+    /// Result of the last read.
     standing: Mutex<Option<Standing>>,
-    /// Who may stay now.
+    /// Peers that may stay connected now.
     welcome: watch::Sender<Welcome>,
     /// The guest was given a key, now or before.
     is_keyed: Arc<AtomicBool>,
 }
 
-/// Who may stay.
+/// Rules for which peers may stay connected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Welcome {
     /// Host halves with one of these keys, or of these CAs.
     anchors: Arc<[Anchor]>,
-    /// Only those.
+    /// True if only peers with a key may stay.
     keyed_only: bool,
-    /// How often this machine has turned out to be another one than the key was made on: nobody stays whom the other one had
-    /// let in.
+    /// Number of times that this machine has turned out to be different from the one that the key was made on.
+    /// Peers that the other machine had accepted are disconnected.
     machines: u64,
-    /// The time, where the clock is worth something: a certificate that has ended before counts no more.
+    /// Current time, if the clock is reliable; certificates that have expired before it are not accepted.
     now: Option<UnixTime>,
 }
 
-/// Why a peer that was let in may not stay.
+/// Reason why an accepted peer may not stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Loss {
-    /// It has no key.
+    /// Peer without a key.
     #[error("this guest has been given keys")]
     Plain,
-    /// Its key, or that of its CA, is gone or has other roles.
+    /// Peer whose key, or that of its CA, was removed or has other roles now.
     #[error("its key {0} has changed here")]
     Key(Fingerprint),
     /// The certificate that its CA has given it.
     #[error("its certificate has expired")]
     Expired,
-    /// It was let in by the machine that this one is a copy of.
+    /// Peer that was accepted by the machine that this one is a copy of.
     #[error("this machine's identity has changed")]
     Machine,
 }
 
 impl Welcome {
-    /// Why `peer`, which was let in at the machine of this number, may not stay; `None` if it may.
+    /// Returns why `peer`, which was accepted at this value of `machines`, may not stay; `None` if it may.
     fn refuses(&self, peer: &Peer, machines: u64) -> Option<Loss> {
         match peer {
             Peer::Keyed(peer) => self.refuses_keyed(peer, machines),
@@ -168,16 +170,16 @@ impl Welcome {
     }
 }
 
-/// What people see of a keyring.
+/// Contents of a keyring, for display.
 #[derive(Debug, Clone, Default)]
 pub struct Listing {
     /// The guest's own key; `None` if it has none.
     pub own: Option<PublicKey>,
     /// The keys that it was given.
     pub anchors: Vec<Anchor>,
-    /// What is wrong, in words.
+    /// Descriptions of all problems.
     pub problems: Vec<String>,
-    /// It was given a key, now or before: nobody is let in without one.
+    /// True if the guest was given a key, now or before, so that no peer is accepted without one.
     pub is_keyed: bool,
 }
 
@@ -207,7 +209,7 @@ impl Keyring {
         })
     }
 
-    /// How a new connection is to be begun. If the sources do not answer in time, they count as they did before.
+    /// Returns the keys for a new connection. If the sources do not respond in time, the previous result is used.
     pub async fn standing(&self) -> Standing {
         if let Ok(standing) = tokio::time::timeout(PATIENCE, self.read()).await {
             return standing;
@@ -305,8 +307,8 @@ impl Keyring {
         changed.await
     }
 
-    /// As [`Self::forget`], in the agent that runs: whoever reads the keys at that moment is waited for, and when this returns
-    /// the keys that are there now are in force. Returns whether something still gives keys.
+    /// Resets the keys, as [`Self::forget`] does, in the running agent: it waits for a read in progress, and when
+    /// it returns, the keys that exist now are in force. Returns whether a source of keys remains.
     ///
     /// # Errors
     /// If file systems are frozen, or a file cannot be removed.
@@ -323,8 +325,8 @@ impl Keyring {
         reset.await
     }
 
-    /// A signature by this guest's own key, with the key; none if it has none, or cannot use it. Blocks, and so does not belong on
-    /// a thread of the event loop.
+    /// Signs a message with this guest's own key, and returns the signature with the public key; `None` if there
+    /// is no usable key. Blocks, and so must not run on a thread of the event loop.
     pub fn sign(&self, message: &[u8]) -> Option<(PublicKey, Vec<u8>)> {
         let mut good = Arc::clone(&self.0.good).blocking_lock_owned();
         match self.read_now(&mut good) {
@@ -333,7 +335,7 @@ impl Keyring {
         }
     }
 
-    /// What people see. Blocks; changes nothing.
+    /// Returns the contents for display. Blocks; changes nothing.
     pub fn list(&self) -> Listing {
         let gathered = gather(&self.0.sources, &mut Good::default());
         let mut problems = gathered.problems;
@@ -345,7 +347,8 @@ impl Keyring {
         Listing { own: own.map(|key| key.public()), anchors: gathered.anchors, problems, is_keyed }
     }
 
-    /// Forgets the guest's own key, that there ever was one, and what host halves have put in the place of theirs. Blocks.
+    /// Deletes the guest's own key, the record that there was one, and the replacements that host halves have
+    /// announced. Blocks.
     ///
     /// # Errors
     /// If a file cannot be removed.
@@ -361,19 +364,20 @@ impl Keyring {
         Ok(())
     }
 
-    /// Notices that this machine has become another one: a copy of it that goes on from its memory.
+    /// Detects that this machine has become another one: a copy that resumes from a saved memory image.
     pub async fn tick(&self) {
         if self.0.is_keyed.load(Ordering::Relaxed) {
             drop(self.standing().await);
         }
     }
 
-    /// Whether the guest was given a key, as of the last reading; set before anybody is let in because of that.
+    /// Returns a flag that shows whether the guest was given a key, as of the last read. It is set before any peer
+    /// is accepted because of that key.
     pub fn is_keyed(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0.is_keyed)
     }
 
-    /// Completes when `peer` would not be let in any more, or not with the roles that it has, and says why.
+    /// Waits until `peer` would no longer be accepted, or not with its present roles, and returns the reason.
     pub async fn lost(&self, peer: &Peer) -> Loss {
         let mut welcome = self.0.welcome.subscribe();
         let machines = welcome.borrow().machines;
@@ -394,7 +398,7 @@ impl Keyring {
     }
 
     fn last(&self) -> MutexGuard<'_, Option<Standing>> {
-        // It is replaced as a whole.
+        // Ignores poisoning: the value is only ever replaced as a whole.
         self.0.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

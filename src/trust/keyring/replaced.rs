@@ -1,8 +1,9 @@
-//! The keys that host halves have put in the place of their own: a list of successors, and one of names that count no more.
+//! Replacements of host halves' keys: a list of successors, and a list of fingerprints that are no longer
+//! accepted.
 //!
-//! A successor counts only as long as the key counts whose place it has taken, or the first one of such a chain, and has the
-//! roles of that. So whoever takes a key away takes its successors with it, and nothing that a host half says here changes what
-//! was given in another place.
+//! A successor is valid only as long as the key that it replaces, or the first key of such a chain, and it has
+//! the same roles. Removing a key therefore removes its successors as well, and a host half cannot change
+//! through this list what was given elsewhere.
 
 use std::path::Path;
 
@@ -13,13 +14,13 @@ use crate::trust::anchors::{self, Anchor, MAX_KEYS, Problem};
 use crate::trust::key::{KeyError, PublicKey};
 use crate::trust::peer::Keyed;
 
-/// What stands before the name of the key whose place one has taken.
+/// Prefix of the comment that contains the fingerprint of the replaced key.
 const IN_PLACE_OF: &str = "in place of ";
 
-/// Both lists.
+/// Successors and retired keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Replaced {
-    /// In the order in which they came.
+    /// Successors, in the order in which they were announced.
     successors: Vec<Anchor>,
     retired: Vec<Fingerprint>,
 }
@@ -30,10 +31,10 @@ fn predecessor(anchor: &Anchor) -> Option<Fingerprint> {
 }
 
 impl Replaced {
-    /// Reads both. Blocks.
+    /// Reads both lists. Blocks.
     ///
     /// # Errors
-    /// If one cannot be used, in words for people.
+    /// A description of the list that cannot be used.
     pub fn read(folder: &Path) -> Result<Self, String> {
         let text = |name: &str| {
             let path = folder.join(name);
@@ -98,10 +99,10 @@ impl Replaced {
         Ok(true)
     }
 
-    /// Has `before` count no more, which the key of `peer` has followed, at once or after others.
+    /// Retires the key `before`, which the key of `peer` has replaced, directly or through others.
     ///
     /// # Errors
-    /// If it has not.
+    /// If the key of `peer` has not replaced it.
     pub fn retire(&mut self, peer: &Keyed, before: Fingerprint) -> Result<bool, KeyError> {
         let mut at = peer.anchor;
         for _ in 0..=self.successors.len() {
@@ -164,7 +165,7 @@ mod tests {
         let counted = replaced.apply(&both);
         assert_eq!((counted.len(), &counted[2].roles), (3, &one.roles));
         assert_eq!(replaced.apply(&[other]), both[1..], "it counts without the key whose place it took");
-        // Nobody else's key, neither to add nor to retire.
+        // Keys of other host halves can be neither added nor retired.
         assert!(replaced.add(&both, &of_other, next).is_err());
         assert!(replaced.add(&both, &of_other, one.public_key).is_err());
         assert!(replaced.retire(&of_other, one.fingerprint).is_err());

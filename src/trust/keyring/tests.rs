@@ -30,7 +30,7 @@ fn a_machine_is_another_one_only_where_something_known_differs() {
     }
 }
 
-/// A keyring in `folder` whose machine is what the cell says.
+/// Returns a keyring in `folder` on the machine that is in the cell.
 fn keyring(folder: &Path, now: &Arc<Mutex<Machine>>, is_writable: bool) -> Keyring {
     let now = Arc::clone(now);
     Keyring::new(Sources {
@@ -72,7 +72,7 @@ async fn whoever_was_let_in_before_a_machine_became_another_one_does_not_stay() 
     let anchor = keys.anchors[0].fingerprint;
     let peer = peer(anchor, None);
     let mut lost = Box::pin(keyring.lost(&peer));
-    // What becomes known only later is no change.
+    // An identifier that becomes known later is not a change.
     *now.lock().unwrap() = machine("a", "b", "c");
     keyring.tick().await;
     assert!(tokio::time::timeout(Duration::from_millis(50), &mut lost).await.is_err());
@@ -97,7 +97,8 @@ async fn while_nothing_can_be_written_a_guest_that_needs_a_key_lets_nobody_in() 
     assert!(matches!(frozen.read().await, Standing::Keyed(_)));
 }
 
-/// What the host half asked for before root took its key away, and what is done only after that.
+/// Regression test: a request of the host half that was made before root removed its key, and is carried out
+/// after that.
 #[tokio::test]
 #[allow(clippy::disallowed_methods)]
 async fn a_request_that_was_under_way_brings_no_key_back_after_a_reset() {
@@ -127,7 +128,7 @@ async fn a_reset_waits_for_whoever_reads_and_is_in_force_when_it_returns() {
     let ours = keyring(folder.path(), &Arc::default(), true);
     let Standing::Keyed(before) = ours.read().await else { panic!("no keys") };
     let peer = peer(before.anchors[0].fingerprint, None);
-    // The key is still given: another one is made, and whoever is connected may stay.
+    // The key is still given: a new one is generated, and connected peers may stay.
     assert!(ours.reset().await.unwrap());
     let own = |keyring: &Keyring| keyring.list().own.unwrap();
     assert_ne!(own(&ours), before.key.public());
@@ -170,7 +171,7 @@ async fn a_key_that_cannot_be_kept_is_not_made_anew_for_each_connection() {
         assert!(words.contains("cannot write /proc/self/guestlet"), "{words}");
     }
     assert_eq!(tries.load(Ordering::Relaxed), 1);
-    // Whoever has repaired it need not wait.
+    // After a repair there is no waiting time.
     assert!(keyring.reset().await.unwrap());
     assert_eq!(tries.load(Ordering::Relaxed), 2);
 }
@@ -186,7 +187,7 @@ async fn texts_that_disagree_leave_what_was_before() {
     let Standing::Keyed(after) = ours.read().await else { panic!("no keys") };
     assert_eq!(after.anchors, before.anchors);
     assert_eq!(ours.list().problems.len(), 1);
-    // Who begins with that has none of them.
+    // A new keyring in the directory has none of them.
     let fresh = keyring(folder.path(), &Arc::default(), true);
     let Standing::Keyed(fresh) = fresh.read().await else { panic!("no keys") };
     assert!(fresh.anchors.is_empty());

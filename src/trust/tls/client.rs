@@ -54,10 +54,10 @@ impl ServerCertVerifier for AnyGuest {
     }
 }
 
-/// What a host half speaks with: its key and its certificate, with those of the CA that vouches for it.
+/// Returns the TLS configuration of a host half, with its key and its certificate, followed by that of the CA.
 ///
 /// # Errors
-/// If the key cannot be used, or is not that of the certificate.
+/// If the key cannot be used, or does not match the certificate.
 pub(in crate::trust) fn config(
     key: &Key,
     chain: Vec<CertificateDer<'static>>,

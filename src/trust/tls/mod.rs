@@ -21,11 +21,11 @@ pub(super) mod server;
 pub const PROTOCOL: &[u8] = b"guestlet/1";
 /// The first byte of a TLS connection: a handshake record (RFC 8446, 5.1).
 pub const FIRST_BYTE: u8 = 0x16;
-/// Bytes of the secret that both ends of a connection know, and nobody else.
+/// Length in bytes of the secret that only the two ends of a connection share.
 pub const BINDING: usize = 32;
-/// How both ends sign: with the only kind of keys that they have.
+/// Signature scheme of both ends, for the only type of key that they have.
 const SCHEMES: [SignatureScheme; 1] = [SignatureScheme::ED25519];
-/// What that secret is made for (RFC 5705).
+/// Exporter label of the secret for enrollment (RFC 5705).
 pub(super) const BINDING_LABEL: &[u8] = b"EXPORTER-guestlet-enrollment";
 
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
@@ -35,7 +35,8 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::clone(&PROVIDER)
 }
 
-/// Whether the end that shows a certificate holds its key: what both ends ask of each other.
+/// Verifies that the peer holds the key of the certificate that it presents; both ends require this of each
+/// other.
 fn verify(
     message: &[u8],
     certificate: &CertificateDer<'_>,
@@ -45,7 +46,7 @@ fn verify(
     rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
 }
 
-/// What is said of a signature as TLS 1.2 has it.
+/// Returns the error for a signature of TLS 1.2.
 fn too_old() -> Result<HandshakeSignatureValid, Error> {
     Err(Error::General("only TLS 1.3 is spoken".to_owned()))
 }

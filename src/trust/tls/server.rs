@@ -18,7 +18,7 @@ use crate::trust::key::Key;
 /// Decides whether a host half may come in with its certificate, and those that it sends after it.
 pub(in crate::trust) trait Doorkeeper: std::fmt::Debug + Send + Sync {
     /// # Errors
-    /// Why not, as TLS tells it.
+    /// The reason for the refusal, as a TLS error.
     fn let_in(
         &self,
         leaf: &CertificateDer<'_>,
@@ -67,7 +67,7 @@ impl<D: Doorkeeper> ClientCertVerifier for Verifier<D> {
     }
 }
 
-/// What a guest speaks with.
+/// Returns the TLS configuration of a guest.
 ///
 /// # Errors
 /// If its key cannot be used.

@@ -1,4 +1,4 @@
-//! Exporters in guests.
+//! Tests of the `[[scrape]]` tables, which name exporters in guests.
 
 use std::time::Duration;
 

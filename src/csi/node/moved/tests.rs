@@ -1,4 +1,4 @@
-//! A host half that says where a share is, and a machine that is only said to mount.
+//! Tests with a host half that reports where a share is, and a machine that only records mounts.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -27,7 +27,7 @@ use crate::wire::proto::csi::{
 use crate::wire::proto::v1::CallbackBounds;
 use crate::wire::proto::v1::callback_from_host::Message as FromHost;
 
-/// Where it says that every share is.
+/// Host half that reports this address for every share.
 #[derive(Clone)]
 struct Host(Arc<Mutex<&'static str>>);
 
@@ -46,7 +46,7 @@ impl tower_service::Service<Request<Body>> for Host {
         Box::pin(async move {
             let mut body = request.into_body();
             let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await.unwrap().unwrap();
-            // Without what gRPC has before a message.
+            // gRPC puts five bytes before a message.
             let asked = frame.into_data().unwrap().split_off(5);
             let asked = ControllerPublishVolumeRequest::decode(asked).unwrap();
             assert_eq!(asked.volume_context.get("guestlet.io/where").unwrap(), "1", "it only asks");
@@ -92,7 +92,7 @@ async fn a_server_that_has_moved_is_asked_for_and_mounted_from() {
     let known = watch::channel(Some(identity)).1;
     let service = Service::new(bench.guest.clone(), &settings, known, Arc::new(move || Ok(caller.clone())));
 
-    // What kubelet was told is out of date, and by now another server has that address.
+    // The address in kubelet's request is outdated, and another server has it now.
     let access_mode = Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() });
     let access_type = Some(AccessType::Mount(MountVolume::default()));
     let request = NodeStageVolumeRequest {
@@ -113,7 +113,7 @@ async fn a_server_that_has_moved_is_asked_for_and_mounted_from() {
         service.unstage(staged).await.unwrap();
     }
     service.stage(request.clone()).await.unwrap();
-    // It is nobody's any more.
+    // No server has the address any longer.
     *place.lock().unwrap() = "10.0.0.1";
     *bench.machine.refusals.lock().unwrap() = vec![Errno::EACCES];
     let unstaged = bench.kubelet.join("plugins/w/globalmount");
@@ -122,7 +122,7 @@ async fn a_server_that_has_moved_is_asked_for_and_mounted_from() {
         NodeStageVolumeRequest { staging_target_path: unstaged.to_str().unwrap().to_owned(), ..request };
     assert_eq!(service.stage(other).await.unwrap_err().code(), tonic::Code::Internal);
 
-    // It moves under a pod, and somebody has seen that something is wrong.
+    // The server moves while a pod uses the share, and a failure has been noticed.
     bench.publish("10.0.0.1", "a", &writable()).await.unwrap();
     *place.lock().unwrap() = "10.0.0.3";
     let is_found = || bench.machine.shown(&bench.pod("a")) == Some(("10.0.0.3:/pvc-1".to_owned(), "rw"));
@@ -130,7 +130,7 @@ async fn a_server_that_has_moved_is_asked_for_and_mounted_from() {
         if is_found() {
             break;
         }
-        // What fails because the machine is slow is tried again when somebody sees it once more.
+        // An attempt that fails because the machine is slow is repeated at the next notice.
         if millisecond % 1000 == 0 {
             service.0.lookouts.last.lock().unwrap().clear();
             service.look_after("v", bench.pod("a").to_str().unwrap().to_owned());

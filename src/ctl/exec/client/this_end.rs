@@ -1,4 +1,5 @@
-//! What happens at this end of a program: what was written and read, and signals. Whatever ends the client here leaves the program.
+//! Local side of a client: results of writing, input, and signals. An error here ends the client but leaves
+//! the program running.
 
 use std::io;
 use std::pin::pin;
@@ -16,11 +17,11 @@ const SIGINT: u32 = 2;
 const SIGUSR1: u32 = 10;
 const SIGUSR2: u32 = 12;
 const SIGTERM: u32 = 15;
-/// Ctrl-C, where a terminal passes on each key.
+/// Ctrl-C on a terminal that passes on each key.
 const INTERRUPT: u8 = 3;
 
 impl Client {
-    /// Does `work` without the program. Meanwhile signals are for guestctl, and what is typed is kept.
+    /// Runs `work` while the program is not connected. Signals are for guestctl meanwhile, and input is kept.
     pub(super) async fn unless_interrupted<T>(
         &mut self,
         signals: &mut Signals,
@@ -55,7 +56,7 @@ impl Client {
                     }
                 }
                 Written::NoReader => {}
-                // What was not written is not acknowledged: whoever attaches gets it.
+                // Output that was not written is not acknowledged, so another client that attaches receives it.
                 Written::Failed(which, error) => {
                     let what = ["standard output", "standard error"][which];
                     return Err(self.fail(&format!("cannot write {what}: {error}")));
@@ -73,7 +74,7 @@ impl Client {
         Message::Taken(ProgramTaken { output, errors })
     }
 
-    /// A part of the input came; it is said if the program is attached, else later.
+    /// Handles a part of the input. It is sent if the program is attached, otherwise later.
     pub(super) fn read(&mut self, part: io::Result<Vec<u8>>, say: &impl Fn(Message)) -> Result<(), Error> {
         let data = part.map_err(|error| self.fail(&format!("cannot read standard input: {error}")))?;
         if self.raw.is_some() && self.outage.is_told() && data.contains(&INTERRUPT) {
@@ -95,28 +96,28 @@ impl Client {
         let is_terminal = self.started.as_ref().is_some_and(|started| started.has_terminal);
         let has_program = self.is_attached && self.ended.is_none();
         match heard {
-            // It is told the size whenever it is attached.
+            // The size is sent again with each attachment.
             Heard::Resized => {
                 if let Some(size) = local::size().filter(|_| is_terminal && has_program) {
                     say(Message::Resize(size));
                 }
             }
-            // Who has lost the terminal cannot use it any more.
+            // A client that has lost its terminal is of no further use.
             Heard::Signal(number @ (SIGHUP | SIGTERM)) if is_terminal => return Err(self.leave(number)),
             Heard::Signal(number) if has_program => say(Message::Signal(number)),
-            // Those are for the program only.
+            // These signals are for the program only.
             Heard::Signal(number @ (SIGUSR1 | SIGUSR2)) if self.started.is_some() => {
                 if !self.signals.contains(&number) {
                     self.signals.push(number);
                 }
             }
-            // There is no program to pass them on to.
+            // There is no program to forward them to.
             Heard::Signal(number) => return Err(self.leave(number)),
         }
         Ok(())
     }
 
-    /// A person is told that there is no connection, and what can be done.
+    /// Informs the user that there is no connection, and what can be done.
     pub(super) fn tell(&mut self) {
         let is_raw = self.raw.is_some();
         let why = self.outage.tell();
@@ -124,7 +125,7 @@ impl Client {
         local::say(&words, is_raw);
     }
 
-    /// A signal ends this client, and not the program.
+    /// Returns the error for a signal that ends this client, and not the program.
     fn leave(&mut self, signal: u32) -> Error {
         self.raw = None;
         if self.started.is_some() {
@@ -139,14 +140,14 @@ impl Client {
         Error::Ended(128u8.saturating_add(u8::try_from(signal).unwrap_or_default()))
     }
 
-    /// Something at this end is broken, which ends this client and not the program.
+    /// Returns the error for a failure on this side, which ends the client and not the program.
     fn fail(&mut self, words: &str) -> Error {
         self.raw = None;
         local::say(&format!("{words}; {}", self.left()), false);
         Error::Ended(FAILED)
     }
 
-    /// Where the program is found when this client is gone.
+    /// Describes how to find the program after the client has ended.
     fn left(&self) -> String {
         let (id, name) = (&self.id, &self.name);
         if self.ended.is_some() {
@@ -160,7 +161,7 @@ impl Client {
     }
 }
 
-/// The next part of the input, as soon as there is room for it.
+/// Waits for the next part of the input, once there is room for it.
 pub(super) async fn next_part(input: &mut Option<(Replay, Parts)>) -> io::Result<Vec<u8>> {
     match input {
         Some((replay, parts)) if replay.room() >= PART => {
@@ -171,7 +172,7 @@ pub(super) async fn next_part(input: &mut Option<(Replay, Parts)>) -> io::Result
     }
 }
 
-/// Completes at this time, if it is one.
+/// Completes at this time; never without one.
 pub(super) async fn until(when: Option<Instant>) {
     match when {
         Some(when) => tokio::time::sleep_until(when.into()).await,

@@ -1,5 +1,5 @@
-//! The clone: a QEMU of its own, and its agent, which is spoken with over the port of QGA. Its end of that port is QEMU's standard
-//! input, so that there is no socket in the file system, and none is left.
+//! Clone of a guest: a separate QEMU, and the agent in it, which is reached over the QGA port. The host's end
+//! of that port is QEMU's standard input, so no socket in the file system is needed, and none is left behind.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -19,35 +19,36 @@ use tokio::time::{sleep, timeout};
 use super::{Image, Trial, Unproved};
 use crate::receipt::{Receipt, is_id, tidy};
 
-/// The longest line of an answer.
+/// Longest line of an answer in bytes.
 const MOST_LINE: usize = 1 << 20;
-/// Bytes of QEMU's last words.
+/// Bytes of QEMU's last output that are kept.
 const MOST_SAID: usize = 200;
-/// How soon what is waited for is looked for again.
+/// Interval at which an awaited change is checked.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How long an agent is waited for before it is asked once more whether it is there.
+/// Wait for an agent before it is sent another synchronisation request.
 const SYNC: Duration = Duration::from_secs(5);
-/// How long QEMU may take to end.
+/// Time for QEMU to end.
 const END: Duration = Duration::from_secs(30);
-/// Before the answer to guest-sync-delimited.
+/// Byte before the answer to guest-sync-delimited.
 const DELIMITER: u8 = 0xff;
-/// The agent's program, looked for in the PATH of the clone.
+/// Name of the agent's program, which is searched for in the PATH of the clone.
 const AGENT: &str = "guestlet";
-/// Becomes QEMU unless this program, whose number is `$0`, has ended before it could be asked to have QEMU killed with it.
+/// Shell script that becomes QEMU, unless its parent (`$0` is this program's process ID) ended before the
+/// parent-death signal was set.
 const UNLESS_ALONE: &str = r#"[ "$PPID" = "$0" ] && exec "$@""#;
 
-/// The machine of a clone. Its QEMU is killed when this program ends, in whatever way.
+/// Virtual machine of a clone. Its QEMU is killed whenever this program ends, for whatever reason.
 pub struct Machine {
     qemu: Child,
-    /// What QEMU says; nothing after its end.
+    /// Standard error of QEMU; `None` after its end.
     errors: Option<ChildStderr>,
     said: Vec<u8>,
     agent: UnixStream,
     received: Vec<u8>,
 }
 
-/// The file of an image as QEMU takes it in a list of options, where a comma is written twice. It begins with a slash: QEMU takes
-/// other paths with a colon in them for something on a network.
+/// Formats the file of an image for QEMU's lists of options, where commas are doubled. The path is absolute,
+/// because QEMU takes other paths with a colon for network addresses.
 fn option(file: &Path) -> Result<String, String> {
     let wrong = |error: &dyn std::fmt::Display| format!("the image {}: {error}", file.display());
     let path = file.canonicalize().map_err(|error| wrong(&error))?;
@@ -61,7 +62,8 @@ fn option(file: &Path) -> Result<String, String> {
     Ok(path.to_str().ok_or_else(|| wrong(&"the path is not UTF-8"))?.replace(',', ",,"))
 }
 
-/// What QEMU is told. The images are only read: `snapshot=on` has it write to files without names.
+/// Builds the arguments of QEMU. The images are only read: with `snapshot=on` QEMU writes to unlinked
+/// temporary files.
 fn arguments(trial: &Trial) -> Result<Vec<String>, String> {
     let memory = trial.memory.to_string();
     let mut list: Vec<String> = [
@@ -73,7 +75,7 @@ fn arguments(trial: &Trial) -> Result<Vec<String>, String> {
         ["-m", &memory],
         ["-display", "none"],
         ["-nic", "none"],
-        // One that finds nothing to boot from restarts, and with that ends.
+        // A clone without a bootable disk restarts, which ends QEMU.
         ["-boot", "reboot-timeout=1000"],
         ["-device", "virtio-rng-pci"],
         ["-device", "virtio-serial-pci"],
@@ -100,14 +102,14 @@ impl Machine {
     /// Starts QEMU.
     ///
     /// # Errors
-    /// If an image is not there, or nothing can be started.
+    /// Fails if an image does not exist, or QEMU cannot be started.
     pub fn start(trial: &Trial) -> Result<Self, String> {
         let arguments = arguments(trial)?;
         let failed =
             |error: std::io::Error| format!("cannot start {} by setpriv: {error}", trial.qemu.display());
         let (agent, port) = UnixStream::pair().map_err(failed)?;
         let port = OwnedFd::from(port.into_std().map_err(failed)?);
-        // The parent-death signal outlasts execve(2): whatever kills this program kills QEMU.
+        // The parent-death signal survives execve(2): if this program is killed, so is QEMU.
         let mut qemu = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--", "sh", "-c", UNLESS_ALONE])
             .arg(std::process::id().to_string())
@@ -122,10 +124,10 @@ impl Machine {
         Ok(Self { errors: qemu.stderr.take(), qemu, said: Vec::new(), agent, received: Vec::new() })
     }
 
-    /// Ends it, and waits for that.
+    /// Ends QEMU, and waits for its end.
     ///
     /// # Errors
-    /// If it does not end.
+    /// Fails if it does not end.
     pub async fn end(mut self) -> Result<(), String> {
         let process = self.qemu.id().unwrap_or_default();
         let ended = timeout(END, self.qemu.kill()).await;
@@ -133,10 +135,10 @@ impl Machine {
         ended.map_err(|error| format!("QEMU (process {process}) cannot be ended: {error}"))
     }
 
-    /// Waits for an answer of its agent.
+    /// Waits until the agent answers.
     ///
     /// # Errors
-    /// If the clone ends.
+    /// Fails if the clone ends.
     pub async fn wait_agent(&mut self) -> Result<(), String> {
         for number in 1_u64.. {
             let sync = json!({ "execute": "guest-sync-delimited", "arguments": { "id": number } });
@@ -145,7 +147,7 @@ impl Machine {
                 let answer = line.rsplit(|byte| *byte == DELIMITER).next().unwrap_or_default();
                 serde_json::from_slice::<Value>(answer).is_ok_and(|answer| answer["return"] == number)
             };
-            // Answers to earlier ones may come first.
+            // Answers to earlier requests may arrive first.
             let answered = async {
                 while !is_answer(&self.line().await?) {}
                 Ok(())
@@ -164,7 +166,7 @@ impl Machine {
         }
     }
 
-    /// The next line of the agent. What has come of one is kept if this is dropped.
+    /// Reads the next line from the agent. A partial line is kept if this future is dropped.
     async fn line(&mut self) -> Result<Vec<u8>, String> {
         loop {
             if let Some(length) = self.received.iter().position(|byte| *byte == b'\n') {
@@ -186,7 +188,7 @@ impl Machine {
         }
     }
 
-    /// Why its port is closed.
+    /// Returns why the agent's port was closed.
     async fn gone(&mut self) -> String {
         let Ok(Ok(status)) = timeout(END, self.qemu.wait()).await else {
             return "QEMU has closed the port of the agent".to_owned();
@@ -196,7 +198,7 @@ impl Machine {
                 listen(&mut self.errors, &mut self.said).await;
             }
         };
-        // Somebody else may have its end of the pipe.
+        // Another process may still hold the other end of the pipe.
         let _ = timeout(AGAIN, all).await;
         let said = String::from_utf8_lossy(&self.said);
         if said.trim().is_empty() {
@@ -207,7 +209,7 @@ impl Machine {
         format!("QEMU has ended ({status}), and said: {}", tidy(said.trim()))
     }
 
-    /// What a command returns.
+    /// Sends a command to the agent, and returns its result.
     async fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, Unproved> {
         let request = json!({ "execute": command, "arguments": arguments }).to_string();
         self.send(request.as_bytes()).await.map_err(Unproved::for_good)?;
@@ -221,18 +223,19 @@ impl Machine {
         Err(Unproved::for_good(format!("the agent in the clone refuses {command}: {}", tidy(why))))
     }
 
-    /// Freezes and thaws, and gives the receipt of that.
+    /// Freezes and thaws, and returns the receipt of that.
     ///
     /// # Errors
-    /// If the agent refuses, or there is none.
+    /// Fails if the agent refuses, or does not answer.
     pub async fn receipt(&mut self) -> Result<Receipt, Unproved> {
         let before = self.receipts().await?;
         for command in ["guest-fsfreeze-freeze", "guest-fsfreeze-thaw"] {
-            // A freeze fails, too, if it has to wait for a database, or a hook, that is still starting.
+            // A freeze also fails if it depends on a database, or a hook, that is still starting.
             let answer = self.ask(command, json!({})).await;
             answer.map_err(|unproved| Unproved { is_final: false, ..unproved })?;
         }
-        // All that there were are the guest's own, or of earlier freezes. One is written after the thaw is answered.
+        // Receipts from before are the guest's own, or of earlier freezes. The new one is written after the answer
+        // to the thaw.
         let id = loop {
             if let Some(id) = self.receipts().await?.into_iter().find(|id| !before.contains(id)) {
                 break id;
@@ -246,14 +249,14 @@ impl Machine {
         Ok(receipt)
     }
 
-    /// The ids of all receipts in the clone.
+    /// Returns the identifiers of all receipts in the clone.
     async fn receipts(&mut self) -> Result<BTreeSet<String>, Unproved> {
         let listed = self.agent_says(&["receipts", "ls", "-o", "json"]).await?;
         let ids = listed.as_array().into_iter().flatten().filter_map(|one| one["id"].as_str());
         Ok(ids.filter(|id| is_id(id)).map(str::to_owned).collect())
     }
 
-    /// What the agent's program prints in the clone.
+    /// Runs the agent's program in the clone, and returns its output.
     async fn agent_says(&mut self, words: &[&str]) -> Result<Value, Unproved> {
         let arguments = json!({ "path": AGENT, "arg": words, "capture-output": true });
         let started = self.ask("guest-exec", arguments).await?;
@@ -276,7 +279,8 @@ impl Machine {
     }
 }
 
-/// Keeps the last of what QEMU says, so that it never waits for somebody who listens. Never ready again after its end.
+/// Keeps the end of QEMU's output, so that QEMU never blocks on a full pipe. Never completes after the end of
+/// the output.
 async fn listen(errors: &mut Option<ChildStderr>, said: &mut Vec<u8>) {
     let Some(pipe) = errors else { return std::future::pending().await };
     if !pipe.read_buf(said).await.is_ok_and(|length| length > 0) {

@@ -1,20 +1,23 @@
-//! Whether a clone's databases are the guest's, and at least where the receipt says that these were.
+//! Comparison of a clone's databases with those of the guest: they have to be the same ones, at the position
+//! of the receipt or later.
 //!
-//! A position counts only if nothing but the data of the snapshot moves it: a server that starts writes to its own log, so that its
-//! present position in that says nothing of what was lost before. To compare one more kind of database: its arm in [`reached`].
+//! A position counts only if nothing but the data of the snapshot determines it. A server that starts writes
+//! to its own log, so that its present position there does not show what was lost before. To compare one more
+//! kind of database: its arm in [`reached`].
 
 use std::collections::BTreeMap;
 
 use super::Unproved;
 use crate::receipt::{Application, Level, Receipt};
 
-/// Bytes of a page of PostgreSQL's log.
+/// Size of a page of PostgreSQL's WAL in bytes.
 const LOG_PAGE: u32 = 8192;
 
-/// Compares all file systems and applications of a receipt with those of the clone's receipt; what was compared, a line each.
+/// Compares all file systems and applications of a receipt with those of the clone's receipt. Returns one
+/// line for each comparison.
 ///
 /// # Errors
-/// At the first one that is not there, is another one, or has less.
+/// Fails at the first one that is missing, is a different one, or has less data.
 pub fn all(receipt: &Receipt, clone: &Receipt) -> Result<Vec<String>, Unproved> {
     if receipt.applications.is_empty() || receipt.left_out > 0 {
         return Err(Unproved::for_good("the receipt does not list all applications and file systems"));
@@ -27,12 +30,13 @@ pub fn all(receipt: &Receipt, clone: &Receipt) -> Result<Vec<String>, Unproved> 
     std::iter::once(Ok(volumes)).chain(applications).collect()
 }
 
-/// Those that were frozen have to be in the clone: it has all disks of the snapshot, and they are of this guest.
+/// Checks that the clone has the file systems that were frozen, so that it has all disks of the snapshot, and
+/// they are of this guest.
 fn volumes(receipt: &Receipt, clone: &Receipt) -> Result<String, Unproved> {
     let mut found = Vec::new();
     for one in &receipt.volumes {
         let mut here = clone.volumes.iter();
-        // Another of its mount points may be the one that is listed.
+        // The clone may list another mount point of the same file system.
         let is_it = if one.uuid.is_empty() {
             here.any(|here| (&here.mount_point, &here.kind) == (&one.mount_point, &one.kind))
         } else {
@@ -65,7 +69,8 @@ fn compare(one: &Application, clone: &Receipt) -> Result<String, Unproved> {
     reached(name, &then, &now).map(about).map_err(|words| Unproved::for_good(about(words)))
 }
 
-/// An etcd that was found by its unit has the number of its process in its name.
+/// Compares the names of applications. The name of an etcd that was found by its unit contains its process
+/// ID.
 fn alike(one: &Application, other: &Application) -> bool {
     let is_process = |one: &Application| one.instance.starts_with("process:");
     one.instance == other.instance || (is_process(one) && is_process(other))
@@ -101,7 +106,8 @@ fn reached(name: &str, then: &Evidence<'_>, now: &Evidence<'_>) -> Result<String
             at_least("timeline", "timeline", numbers)?;
             at_least("lsn", "recovered-to", log_positions)
         }
-        // What it calls its own id is made of the hardware address of a network card.
+        // MariaDB derives its own identifier from the hardware address of a network card, so it differs in the
+        // clone.
         "mysql" if says("gtid-binlog") => {
             same("server-id")?;
             at_least("gtid-binlog", "gtid-binlog", transactions)
@@ -126,7 +132,8 @@ fn numbers(then: &str, now: &str) -> Option<bool> {
     Some(now.parse::<u64>().ok()? >= then.parse::<u64>().ok()?)
 }
 
-/// Such as `1/7A0B2C38`. At the end of a page the server may have written a part of a record, which recovery leaves out.
+/// Compares WAL positions, such as `1/7A0B2C38`. At the end of a page the server may have written a part of a
+/// record, which recovery leaves out.
 fn log_positions(then: &str, now: &str) -> Option<bool> {
     let parse = |text: &str| {
         let (high, low) = text.split_once('/')?;
@@ -136,7 +143,8 @@ fn log_positions(then: &str, now: &str) -> Option<bool> {
     if now < then && then.1 % LOG_PAGE == 0 { None } else { Some(now >= then) }
 }
 
-/// MariaDB's, such as `0-1-100,7-2-5`: the last transaction of each domain, with the server that it is of.
+/// Compares MariaDB's positions, such as `0-1-100,7-2-5`: the last transaction of each domain, with its
+/// server.
 fn transactions(then: &str, now: &str) -> Option<bool> {
     let parse = |text: &str| {
         let entries = text.split(',').map(|entry| {
@@ -150,7 +158,8 @@ fn transactions(then: &str, now: &str) -> Option<bool> {
     Some(then.iter().all(|(domain, number)| now.get(domain).is_some_and(|here| here >= number)))
 }
 
-/// MySQL's, such as `3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:7,…:1-9`: all transactions of each server.
+/// Compares MySQL's positions, such as `3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:7,…:1-9`: all transactions
+/// of each server.
 fn sets(then: &str, now: &str) -> Option<bool> {
     let interval = |text: &str| {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -211,7 +220,7 @@ mod tests {
         for (now, why) in [
             (postgres("recovered-to", "0/FE"), "is only 0/FE"),
             (postgres("recovered-to", "0"), "cannot be compared"),
-            // Where it is now is beyond what it has recovered.
+            // The present position is beyond the recovered one, and proves nothing.
             (postgres("lsn", "1/0"), "does not say its recovered-to"),
             (other, "it is a different one"),
         ] {
@@ -236,7 +245,7 @@ mod tests {
         let etcd = |revision| with("etcd", &[("cluster", "c"), ("member", "m"), ("revision", revision)]);
         assert!(compared(&etcd("9"), &etcd("10")).is_ok());
         assert!(compared(&etcd("10"), &etcd("9")).is_err());
-        // What has no position, or is not listed, proves nothing.
+        // An application without a position, or one that is not listed, proves nothing.
         for nothing in
             [with("shop", &[]), with("mysql", &[("server", "u"), ("lsn", "9")]), Receipt::default()]
         {

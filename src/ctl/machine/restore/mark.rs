@@ -1,4 +1,5 @@
-//! The mark of a receipt whose snapshot was tried: a file of this host for each, which a later trial replaces.
+//! Marks of receipts whose snapshots were tested: one file on this host for each, which a later test
+//! replaces.
 
 use std::io::{self, Read as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -12,34 +13,34 @@ use crate::ctl::json::rfc3339;
 use crate::receipt::{Receipt, is_id};
 use crate::sys::files;
 
-/// Where marks are.
+/// Directory of the marks.
 const DIRECTORY: &str = "/var/lib/guestlet-host/verified";
-/// Bytes of the longest one.
+/// Longest mark in bytes.
 const MOST_BYTES: u64 = 64 * 1024;
-/// As long as receipts are kept.
+/// Age limit of marks, the same as that of receipts.
 const KEPT: Duration = Duration::from_secs(90 * 24 * 60 * 60);
-/// Files that are looked at for one that is too old.
+/// Limit of the files that are examined for their age.
 const MOST_FILES: usize = 100_000;
 
-/// That a clone came up with what a receipt says.
+/// Mark that a clone came up with the content that a receipt describes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// The receipt.
+    /// Identifier of the receipt.
     pub id: String,
-    /// When, RFC 3339.
+    /// Time of the trial, RFC 3339.
     pub time: String,
-    /// The user of this host that had it done, by number.
+    /// User ID of the user who ran the test on this host.
     pub uid: u32,
-    /// The images that the clone was started from.
+    /// Images that the clone was started from.
     pub from: Vec<PathBuf>,
-    /// What the signature of the receipt was worth: `signed` or `unsigned`.
+    /// State of the receipt's signature: `signed` or `unsigned`.
     pub signature: String,
-    /// What was compared.
+    /// Comparisons that succeeded.
     pub compared: Vec<String>,
 }
 
 impl Mark {
-    /// Of a trial that has just succeeded.
+    /// Creates the mark of a trial that has just succeeded.
     pub fn now(receipt: &Receipt, signature: &str, trial: &Trial, compared: Vec<String>) -> Self {
         let from = trial.disks.iter().map(|disk| disk.file.clone()).collect();
         let uid = nix::unistd::Uid::current().as_raw();
@@ -47,7 +48,7 @@ impl Mark {
         Self { id, time: rfc3339(SystemTime::now().into()), uid, from, signature, compared }
     }
 
-    /// In one line.
+    /// Describes the mark in one line.
     pub fn words(&self) -> String {
         let from: Vec<_> = self.from.iter().map(|file| file.display().to_string()).collect();
         let (time, uid, signature) = (&self.time, self.uid, &self.signature);
@@ -58,10 +59,10 @@ impl Mark {
         Path::new(DIRECTORY).join(format!("{id}.json"))
     }
 
-    /// Writes it.
+    /// Writes the mark.
     ///
     /// # Errors
-    /// If it cannot be kept.
+    /// Fails if it cannot be written.
     pub fn keep(&self) -> Result<(), String> {
         let path = Self::path(&self.id);
         let write = || -> io::Result<()> {
@@ -76,7 +77,7 @@ impl Mark {
         Ok(())
     }
 
-    /// That of a receipt, if there is one that this user may read.
+    /// Returns the mark of a receipt, if there is one that this user may read.
     pub fn of(id: &str) -> Option<Self> {
         let mut text = Vec::new();
         let file = is_id(id).then(|| std::fs::File::open(Self::path(id)))?.ok()?;
@@ -85,14 +86,14 @@ impl Mark {
     }
 }
 
-/// Removes those whose receipts are gone by now, and what a killed program has left.
+/// Removes marks that are so old that their receipts no longer exist, and files left by a killed program.
 fn forget() {
     let files = std::fs::read_dir(DIRECTORY).into_iter().flatten().take(MOST_FILES).flatten();
     for file in files {
         let age =
             file.metadata().and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
         if age.is_some_and(|age| age > KEPT) {
-            // It is looked at again with the next mark.
+            // A failure is harmless: the next mark tries again.
             let _ = std::fs::remove_file(file.path());
         }
     }

@@ -1,5 +1,5 @@
-//! `guestctl receipts verify VM ID --from FORMAT=FILE`: starts a clone of the guest from a snapshot, has its databases say where they
-//! are, and compares that with the receipt.
+//! `guestctl receipts verify VM ID --from FORMAT=FILE`: starts a clone of the guest from a snapshot, reads
+//! the positions of its databases, and compares them with the receipt.
 //!
 //! ```text
 //! the receipt ──▶ QEMU starts ──▶ the agent answers ──▶ freeze, thaw ──▶ all reached ──▶ the mark
@@ -7,10 +7,11 @@
 //!                                                         └──────┘
 //! ```
 //!
-//! The clone has no network and no vsock device, so that nobody but this program can reach it, and no host half takes it for the
-//! guest. It writes to files of its own, which have no names, and ends with this program. Its agent is asked over the guest agent's
-//! port: it freezes and thaws its file systems once more, for which its databases are asked, and shows the receipt of that. One
-//! deadline holds for all of it, and whatever is not known by then is no success.
+//! The clone has no network and no vsock device, so that only this program can reach it, and no host half
+//! mistakes it for the guest. It writes to unlinked temporary files, and ends with this program. Its agent is
+//! reached over the port of the guest agent: it freezes and thaws its file systems once more, which records
+//! the positions of its databases, and returns the receipt of that. One deadline applies to the whole test,
+//! and anything unknown by then counts as a failure.
 
 mod clone;
 mod compare;
@@ -28,27 +29,27 @@ use crate::receipt::{Level, Receipt};
 use clone::Machine;
 pub use mark::Mark;
 
-/// How soon databases that did not all answer are asked again.
+/// Pause before databases that did not all answer are examined again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// A restore test.
+/// Restore test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trial {
-    /// The snapshot's disks, in the order in which the clone has them.
+    /// Disks of the snapshot, in the order in which the clone has them.
     pub disks: Vec<Image>,
-    /// QEMU's program.
+    /// Path of QEMU's program.
     pub qemu: PathBuf,
-    /// QEMU's accelerator, such as `kvm`; without it KVM where there is one, or else emulation.
+    /// Accelerator of QEMU, such as `kvm`; by default KVM where it is available, and emulation otherwise.
     pub accelerator: Option<String>,
-    /// Mebibytes of memory of the clone.
+    /// Memory of the clone in MiB.
     pub memory: u32,
-    /// More arguments of QEMU, such as firmware.
+    /// Further arguments of QEMU, such as firmware.
     pub arguments: Vec<String>,
-    /// How long all of it may take.
+    /// Time limit of the whole test.
     pub within: Duration,
 }
 
-/// The image of a disk.
+/// Image of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     format: &'static str,
@@ -58,7 +59,8 @@ pub struct Image {
 impl FromStr for Image {
     type Err = String;
 
-    /// The format has to be said: a guest could make a raw disk look like any other format, with any file of the host behind it.
+    /// Parses `FORMAT=FILE`. The format is required: a guest could make a raw disk look like any other format
+    /// that refers to any file of the host.
     fn from_str(text: &str) -> Result<Self, String> {
         let (format, file) =
             text.split_once('=').ok_or("write FORMAT=FILE, such as qcow2=/backup/root.qcow2")?;
@@ -71,12 +73,12 @@ impl FromStr for Image {
     }
 }
 
-/// Why a clone is not known to have what a receipt says.
+/// Reason why it is not proved that a clone has the content that a receipt describes.
 #[derive(Debug, PartialEq, Eq)]
 struct Unproved {
-    /// In words.
+    /// Reason for people.
     words: String,
-    /// Waiting does not change it.
+    /// True if waiting does not help.
     is_final: bool,
 }
 
@@ -90,10 +92,11 @@ impl Unproved {
     }
 }
 
-/// Does it, and keeps a mark that it was done.
+/// Carries out a restore test, and keeps a mark of its success.
 ///
 /// # Errors
-/// If it cannot be done, or the clone does not have what the receipt says: why not.
+/// Fails if the test cannot be carried out, or if the clone does not have the content that the receipt
+/// describes.
 pub async fn run(
     printer: &mut Printer,
     receipt: &Receipt,
@@ -124,7 +127,7 @@ pub async fn run(
     Ok(mark)
 }
 
-/// Asks until all databases have come up; keeps in `why` why they have not yet.
+/// Tries until all databases are up; `why` is updated with the reason why they are not yet.
 async fn ask(clone: &mut Machine, receipt: &Receipt, why: &mut String) -> Result<Vec<String>, String> {
     clone.wait_agent().await?;
     loop {

@@ -1,4 +1,4 @@
-//! What comes of a task that has ended: what is remembered of it, and who is told.
+//! Handles the outcome of a finished task: what is recorded, and who is notified.
 
 use std::panic::resume_unwind;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::guest::messages;
 use crate::sys::error_chain;
 use crate::wire::proto::v1::DiskMounted;
 
-/// Tries with a disk that does not answer: each leaves a program behind that waits for it.
+/// Limit on attempts with a disk that does not respond, as each leaves a program behind that waits for the disk.
 const MOST_HANGS: u32 = 6;
 
 impl Engine {
@@ -91,8 +91,8 @@ impl Engine {
         self.guest.disks.all().iter().find(|disk| disk.generation == generation).cloned()
     }
 
-    /// Whether people have to be told that something failed. Where somebody was in the way it is tried again, and told
-    /// if there is another reason then.
+    /// Returns whether a failure has to be reported. Where something was in use the operation is retried, and is
+    /// reported again only if the reason has changed.
     fn is_news(&mut self, point: &Path, error: &Error, why: &str) -> bool {
         if error.may_end() && !(error.is_hang() && self.patience.tries(point) >= MOST_HANGS) {
             return self.patience.failed(point, why);

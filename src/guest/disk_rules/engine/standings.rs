@@ -1,4 +1,4 @@
-//! How things are with each rule, as people are told.
+//! Publishes the state of each rule.
 
 use std::sync::Arc;
 

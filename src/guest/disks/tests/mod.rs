@@ -1,4 +1,4 @@
-//! The room and the identities, over trees of sysfs that change.
+//! Tests the room and the identities with sysfs trees that change.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::sys::root::Root;
 
 mod tracker;
 
-/// A machine that is told what disks it has.
+/// Machine whose disks are set by the tests.
 struct Machine {
     folder: tempfile::TempDir,
     root: Root,
@@ -57,7 +57,7 @@ impl Machine {
 
     fn unplug(&self, name: &str) {
         std::fs::remove_file(self.path(&format!("/sys/block/{name}"))).unwrap();
-        // Kept under another name, so that no inode comes back, as none does in sysfs.
+        // The old directory is kept under another name, so that no inode is reused, as in sysfs.
         let place = self.path(&Self::place(name));
         let graves = self.folder.path().join("graves");
         std::fs::create_dir_all(&graves).unwrap();
@@ -104,7 +104,7 @@ async fn who_waits_is_answered_when_the_disk_is_known() {
     assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiting).await.is_err());
     room.publish([disk("vda"), disk("vdb")].into());
     assert_eq!(waiting.await.unwrap().name, "vdb");
-    // Who comes later does not wait at all.
+    // A later caller does not wait at all.
     assert_eq!(room.wait(&one, Duration::ZERO).await.unwrap().name, "vda");
     assert_eq!(*changes.borrow(), 2);
 
@@ -137,7 +137,7 @@ async fn what_a_disk_is_used_for_also_when_it_is_gone() {
         "4 0 254:3 / /other rw - ext4 /dev/vda3 rw",
         "5 0 0:21 / /proc rw - proc proc rw",
     ];
-    // A btrfs of two disks, mounted from the other one.
+    // A btrfs on two disks, mounted from the other one.
     machine.write("/sys/fs/btrfs/0a/devices/vda2", "");
     machine.write("/sys/fs/btrfs/0a/devices/vdc", "");
     machine.write("/sys/class/block/vda2/dev", "254:2\n");
@@ -167,7 +167,7 @@ fn a_disk_that_the_monitor_knows_is_not_asked_again() {
     for wait in [Wait::Cannot, Wait::Can] {
         assert_eq!(get(wait).unwrap().as_deref(), Some("one"));
     }
-    // Another one at its place is.
+    // A different disk at the same path is queried.
     machine.unplug("vda");
     machine.plug("vda", "two", 2);
     assert!(matches!(get(Wait::Cannot), Err(Error::MustWait)));

@@ -1,4 +1,4 @@
-//! The tracker: each state of a disk, and any order of them.
+//! Tests the tracker: each state of a disk, and arbitrary orders of the states.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -19,7 +19,7 @@ impl Machine {
     }
 }
 
-/// Does what there is to do.
+/// Carries out jobs until none is left.
 fn work(machine: &Machine, tracker: &mut Tracker, now: Instant) {
     loop {
         let jobs = tracker.jobs(now);
@@ -78,14 +78,14 @@ async fn a_disk_comes_grows_gets_a_partition_and_goes() {
     assert_eq!((partition.index, partition.start, partition.bytes), (1, 1 << 20, 51200));
     assert_eq!((disk.holders[0].of.as_str(), disk.holders[0].alias.as_deref()), ("vda1", Some("volume")));
     assert_eq!(tracker.held_by("dm-0").len(), 1);
-    // The kernel takes its size away first.
+    // The kernel removes the size first.
     let nothing = |machine: &Machine| machine.write(&format!("{}/size", Machine::place("vda")), "0\n");
     nothing(&machine);
     assert!(look(&machine, &mut tracker).is_empty());
     machine.unplug("vda");
     assert_eq!(look(&machine, &mut tracker), ["- vda data-1"]);
     assert!(tracker.list().is_empty() && tracker.is_settled());
-    // One that stays has lost what was in it.
+    // A disk that loses its size but stays is reported as empty in the end.
     machine.plug("vda", "data-2", 1);
     assert_eq!(look(&machine, &mut tracker), ["+ vda data-2"]);
     nothing(&machine);
@@ -102,7 +102,7 @@ async fn a_disk_comes_grows_gets_a_partition_and_goes() {
     }
     assert_eq!(told(&mut tracker), ["512 -> 0 vda data-2"]);
     assert!(tracker.is_settled() && tracker.deadline().is_none());
-    // One that has none when it comes is told when it has one.
+    // A disk that has no size when it appears is reported once it has one.
     machine.plug("vdb", "data-3", 0);
     tracker.look("vdb", machine.seen("vdb", Udev::Absent), true, now);
     work(&machine, &mut tracker, now);
@@ -172,12 +172,12 @@ async fn a_disk_that_the_kernel_takes_for_another_is_no_disk() {
     page("two");
     assert_eq!(look(&mut tracker), ["- sda one", "? sda two"]);
     assert!(look(&mut tracker).is_empty() && tracker.list().is_empty());
-    // The kernel begins anew with it.
+    // The kernel detects the disk afresh.
     machine.unplug("sda");
     assert!(look(&mut tracker).is_empty());
     machine.plug("sda", "", 1);
     page("two");
-    // While it was asked for the first time it began anew once more.
+    // The device was reset once more while the disk was queried for the first time.
     tracker.reset(&device);
     tracker.look("sda", machine.seen("sda", Udev::Absent), true, now);
     assert!(tracker.jobs(now)[0].anew);
@@ -203,7 +203,7 @@ async fn a_disk_that_does_not_answer_is_known_without_its_serial_number_and_with
     assert_eq!(known, ["+ vda ", "+ vdb ", "+ vdc ", "+ vdd ", "+ vde vde"]);
     assert!(tracker.list()[0].silent && !tracker.list()[4].silent);
 
-    // Whoever doubts has none of them asked once more, or else each doubt would cost a thread.
+    // A reset of all disks must not query them a second time, or each would cost a thread.
     tracker.reset_all();
     for job in tracker.jobs(later) {
         assert_eq!((&job.asked, job.anew), (&Asked::Silent, false), "{}", job.place);
@@ -211,7 +211,7 @@ async fn a_disk_that_does_not_answer_is_known_without_its_serial_number_and_with
     }
     work(&machine, &mut tracker, later);
 
-    // One is taken away, one answers, one finds that it is gone.
+    // One is unplugged, one responds, and one turns out to have disappeared.
     machine.unplug("vda");
     tracker.look("vda", None, true, later);
     for job in &hanging[..2] {
@@ -237,7 +237,7 @@ async fn where_udev_runs_a_disk_is_known_once_udev_has_processed_it_and_not_the_
     assert!(look(&mut tracker, Udev::Pending, now).is_empty());
     assert_eq!(tracker.for_udev().len(), 1);
     assert!(!tracker.is_settled());
-    // It has been read by then.
+    // The disk has been read by then.
     tracker.look("vda", machine.seen("vda", Udev::Processed(5)), false, now);
     assert!(tracker.jobs(now).is_empty());
     assert_eq!(told(&mut tracker), ["+ vda one"]);
@@ -245,7 +245,7 @@ async fn where_udev_runs_a_disk_is_known_once_udev_has_processed_it_and_not_the_
 
     machine.unplug("vda");
     machine.plug("vda", "two", 1);
-    // The entry of the one before is still there, then gone, then there is a new one.
+    // First udev's entry of the previous disk is still there, then it is deleted, then the new one appears.
     assert_eq!(look(&mut tracker, Udev::Processed(5), now), ["- vda one"]);
     assert!(look(&mut tracker, Udev::Pending, now).is_empty());
     assert_eq!(look(&mut tracker, Udev::Processed(9), now), ["+ vda two"]);
@@ -269,7 +269,7 @@ async fn a_disk_is_not_opened_before_udev_has_processed_it() {
         (job.id, job.asked.clone())
     };
     let read = || identity::read(&machine.root, &Machine::place("vda"), &Asked::AskUnopened);
-    // One that says nothing of itself that way is read again.
+    // A disk that reports no serial number that way is read again.
     machine.plug("vda", "", 1);
     machine.write(&format!("{}/device/type", Machine::place("vda")), "0\n");
     look(&mut tracker, Udev::Pending);
@@ -285,7 +285,7 @@ async fn a_disk_is_not_opened_before_udev_has_processed_it() {
     machine.unplug("vda");
     look(&mut tracker, Udev::Pending);
 
-    // The same if it is still being read when udev is done; one that says who it is need not be.
+    // The same holds if it is still being read when udev is done; a disk with a serial number is not read again.
     for (serial, reads) in [("", 2), ("one", 1)] {
         machine.plug("vda", serial, 1);
         look(&mut tracker, Udev::Pending);
@@ -299,7 +299,7 @@ async fn a_disk_is_not_opened_before_udev_has_processed_it() {
         told(&mut tracker);
     }
 
-    // What it has come to say meanwhile counts; so does that it is gone.
+    // A change that was read meanwhile counts, and so does the disappearance of the disk.
     machine.plug("vda", "one", 1);
     look(&mut tracker, Udev::Pending);
     work(&machine, &mut tracker, now);
@@ -310,7 +310,7 @@ async fn a_disk_is_not_opened_before_udev_has_processed_it() {
     assert_eq!(tracker.list()[0].bytes, 1024);
     assert_eq!(told(&mut tracker), ["+ vda one"]);
     machine.unplug("vda");
-    // udev does not wait for what is read again, unless it may have become another one.
+    // Once udev is done, a second read is not waited for, unless the disk may have been replaced.
     for (anew, expected) in
         [(false, ["+ vda one", "1024 -> 1536 vda one"].as_slice()), (true, &["+ vda one"])]
     {
@@ -342,16 +342,16 @@ async fn a_disk_is_not_opened_before_udev_has_processed_it() {
     assert!(tracker.is_settled());
 }
 
-/// What happens to a machine and its tracker, in any order.
+/// Events on a machine and its tracker, in any order.
 #[derive(Debug, Clone)]
 enum Step {
     Plug(u8),
     Unplug(u8),
-    /// The kernel's next word arrives.
+    /// The tracker receives the next message of the kernel.
     Hear,
-    /// All its words so far are lost.
+    /// All messages that have not been received are lost.
     Lose,
-    /// So many reads end.
+    /// As many reads finish as given.
     Work(usize),
 }
 
@@ -375,7 +375,7 @@ proptest! {
         let (mut words, mut lost, mut count) = (VecDeque::new(), false, 0);
         let mut jobs = Vec::new();
         let mut state: Vec<(String, String)> = Vec::new();
-        // Then everything comes to rest.
+        // Finally everything settles.
         let end = [Step::Lose].into_iter().cycle().take(1).chain(std::iter::repeat_n(Step::Hear, 100)).chain([Step::Work(1000)]);
         for step in steps.into_iter().chain(end) {
             match step {

@@ -1,4 +1,4 @@
-//! The commands of an application that has a pair of them.
+//! Runs the pair of commands of an application that is held by commands.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -18,10 +18,10 @@ impl From<&Commands> for Told {
     }
 }
 
-/// Starts a command as the user of this name; `ended` is called on another thread when it has ended.
+/// Starts a command as the given user; `ended` is called on another thread when it has ended.
 ///
 /// # Errors
-/// In words, if it cannot be started.
+/// A description of the problem, if it cannot be started.
 pub fn start(
     command: &[String],
     user: &str,
@@ -35,10 +35,10 @@ pub fn start(
     Group::start(Path::new(program), &arguments, Some(&identity), ended).map_err(failed)
 }
 
-/// What the end of a command says.
+/// Returns whether a command that has ended was successful.
 ///
 /// # Errors
-/// In words, if it says that it has failed.
+/// A description of the failure.
 pub fn verdict(command: &[String], ended: &Ended) -> Result<(), String> {
     let program = command.first().map(String::as_str).unwrap_or_default();
     match &ended.status {
@@ -48,10 +48,10 @@ pub fn verdict(command: &[String], ended: &Ended) -> Result<(), String> {
     }
 }
 
-/// Runs what an application is to be told at the end of a freeze.
+/// Runs the command that notifies an application of the end of a freeze.
 ///
 /// # Errors
-/// In words, if that fails or takes longer.
+/// A description of the failure, also if it takes too long.
 pub fn tell_thaw(told: &Told, longest: Duration) -> Result<(), String> {
     let (send, ended) = channel();
     let command = &told.thaw;

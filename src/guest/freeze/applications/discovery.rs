@@ -1,8 +1,9 @@
-//! Which applications there are: those of the settings, and those whose sockets are at their usual places.
+//! Finds the applications: those of the settings, and those whose sockets are at their usual paths.
 //!
-//! What is at a socket is spoken with as the user that owns it. So it has to be a socket, not a link to one, in a directory where
-//! nobody else can put one; and whoever listens there is looked at once more by the process that connects. An etcd, which listens to
-//! the network, is spoken with as the user of its unit's process, or as the one that the settings name.
+//! The agent talks to a socket as the user that owns it. So it has to be a socket, not a link to one, in a
+//! directory where no other user can place one; and the process that connects checks once more who listens there.
+//! The agent talks to an etcd, which listens on the network, as the user of its unit's process, or as the one that
+//! the settings name.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -14,49 +15,49 @@ use crate::sys::root::Root;
 use crate::sys::spawn_manner::Identity;
 use crate::sys::user_identity;
 
-/// Names that are looked at in one directory.
+/// Limit on the names that are read in one directory.
 const MOST_NAMES: usize = 64;
 
-/// Finds the targets of a kind at their usual places.
+/// Function that finds the targets of a kind at their usual paths.
 type Find = fn(&Root) -> Vec<String>;
-/// Finds whose such a target is.
+/// Function that finds the user of such a target.
 type Whose = fn(&Root, &str, Trust<'_>) -> Result<Identity, String>;
 
-/// The kinds that are looked for, and by whom they are spoken with.
+/// Kinds that are searched for, each with its functions.
 const AUTO: &[(&str, Find, Whose)] =
     &[("postgresql", postgresql, owner), ("mysql", mysql, owner), (ETCD, etcd, user_of_etcd)];
 const ETCD: &str = "etcd";
-/// Before the number of a process, in a target.
+/// Prefix of a process ID in a target.
 const PROCESS: &str = "process:";
 
-/// What was found.
+/// Application that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    /// Such as `postgresql`.
+    /// Kind of the application, such as `postgresql`.
     pub name: String,
-    /// Such as the path of its socket.
+    /// Instance of the kind, such as the path of its socket.
     pub instance: String,
-    /// How it is held; or why it cannot be.
+    /// Way in which it is held, or the reason why it cannot be.
     pub way: Result<Way, String>,
 }
 
 impl Candidate {
-    /// Whether it is held when all others are, because its users wait while it is.
+    /// Returns whether it is held last, because its users have to wait while it is held.
     pub fn is_held_last(&self) -> bool {
         matches!(self.way, Ok(Way::Process(_))) && HELD_LAST.contains(&&*self.name)
     }
 }
 
-/// How an application is held.
+/// Ways in which an application is held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
-    /// By a process of this program, which runs as this user.
+    /// Held by a process of this program that runs as this user.
     Process(Identity),
-    /// By its commands.
+    /// Held by its pair of commands.
     Commands(Commands),
 }
 
-/// All of them. May wait for a disk, or for the name service.
+/// Finds all applications. May block on a disk or on the name service.
 pub fn find(root: &Root, settings: &Settings) -> Vec<Candidate> {
     let mut found = Vec::new();
     for listed in &settings.listed {
@@ -95,7 +96,8 @@ fn whose(kind: &str) -> Whose {
     AUTO.iter().find(|(name, ..)| *name == kind).map_or(owner, |(.., whose)| *whose)
 }
 
-/// Whether two names are of one socket. An etcd that is listed is the one of the unit: no machine has two.
+/// Returns whether two names mean the same socket. An etcd in the settings is the same as the one of the unit, as
+/// no machine has two.
 fn same(root: &Root, one: &str, other: &str) -> bool {
     if other.starts_with(PROCESS) {
         return true;
@@ -105,7 +107,7 @@ fn same(root: &Root, one: &str, other: &str) -> bool {
     one == other || numbers(one).is_some_and(|found| numbers(other) == Some(found))
 }
 
-/// Such as `/run/postgresql/.s.PGSQL.5432`.
+/// Returns the sockets of PostgreSQL, such as `/run/postgresql/.s.PGSQL.5432`.
 fn postgresql(root: &Root) -> Vec<String> {
     const DIRECTORY: &str = "/run/postgresql";
 
@@ -121,7 +123,8 @@ fn postgresql(root: &Root) -> Vec<String> {
     found
 }
 
-/// Where the packages of MariaDB and MySQL have it: Debian's, those of Fedora and its relatives, SUSE's.
+/// Returns the sockets of MariaDB and MySQL at the paths that the packages of Debian, of Fedora and its relatives,
+/// and of SUSE use.
 fn mysql(root: &Root) -> Vec<String> {
     let usual = ["/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/run/mysql/mysql.sock"];
     let is_socket = |path: &str| {
@@ -130,7 +133,7 @@ fn mysql(root: &Root) -> Vec<String> {
     usual.into_iter().filter(|path| is_socket(path)).map(str::to_owned).collect()
 }
 
-/// The process of the unit, by its control group of either version.
+/// Returns the main process of the unit, from its control group of either version.
 fn etcd(root: &Root) -> Vec<String> {
     let groups = ["/sys/fs/cgroup/system.slice", "/sys/fs/cgroup/systemd/system.slice"];
     let processes = groups.map(|group| root.line(&format!("{group}/etcd.service/cgroup.procs")));
@@ -140,7 +143,7 @@ fn etcd(root: &Root) -> Vec<String> {
     numbers.find(is_it).map(|number| format!("{PROCESS}{number}")).into_iter().collect()
 }
 
-/// The user of a process, or the one of the settings.
+/// Returns the user of the process, or the one that the settings name.
 fn user_of_etcd(root: &Root, target: &str, trust: Trust<'_>) -> Result<Identity, String> {
     let Some(number) = target.strip_prefix(PROCESS) else {
         let Trust::User(user) = trust else {
@@ -164,14 +167,14 @@ fn user_of_etcd(root: &Root, target: &str, trust: Trust<'_>) -> Result<Identity,
         .ok_or_else(|| format!("etcd runs as the user {user}, which has no account"))
 }
 
-/// What the settings say of a socket.
+/// Statement of the settings about a socket.
 #[derive(Debug, Clone, Copy)]
 enum Trust<'a> {
-    /// Nothing: it was only found.
+    /// None: the socket was only found.
     Nobody,
-    /// They name it.
+    /// The settings name the socket.
     Socket,
-    /// They name the user that it belongs to as well.
+    /// The settings also name the user that owns it.
     User(&'a str),
 }
 
@@ -181,7 +184,7 @@ impl<'a> Trust<'a> {
     }
 }
 
-/// The user whose socket it is.
+/// Returns the user that owns the socket, after checking that no other user could replace it.
 fn owner(root: &Root, socket: &str, trust: Trust<'_>) -> Result<Identity, String> {
     let path = root.path(socket);
     let about =
@@ -219,8 +222,8 @@ fn owner(root: &Root, socket: &str, trust: Trust<'_>) -> Result<Identity, String
     Ok(account.identity)
 }
 
-/// Whether only root and this user put something into a directory, or take it away; where the settings name the socket, also one in
-/// which nobody takes away what belongs to others.
+/// Returns whether only root and this user can add or remove entries of a directory. If the settings name the
+/// socket, a directory in which users cannot remove the entries of others (sticky bit) is accepted as well.
 fn is_guarded(directory: &Metadata, user: &Identity, is_named: bool) -> bool {
     const STICKY: u32 = 0o1000;
     const BY_GROUP: u32 = 0o020;
@@ -243,10 +246,10 @@ mod tests {
     struct Machine(tempfile::TempDir);
 
     impl Machine {
-        /// With a server of `nobody`.
+        /// Creates the tree, with a server that runs as `nobody`.
         fn new() -> Self {
             let machine = Self(tempfile::tempdir().unwrap());
-            // A machine's root is nobody else's.
+            // The root directory of a machine is not writable for others.
             std::fs::set_permissions(machine.0.path(), Permissions::from_mode(0o755)).unwrap();
             std::fs::create_dir_all(machine.path("run/postgresql")).unwrap();
             machine.listen("run/postgresql/.s.PGSQL.5432", 65534);
@@ -266,7 +269,7 @@ mod tests {
             find(&Root::at(self.0.path()), &Settings { auto, listed, ..Settings::default() })
         }
 
-        /// Why it is not spoken with; empty if it is.
+        /// Returns why the agent does not talk to it; empty if it does.
         fn why_not(&self, listed: Option<&str>) -> String {
             let kind = |user: &str| Listed::Kind {
                 kind: "postgresql".to_owned(),
@@ -279,7 +282,8 @@ mod tests {
         }
     }
 
-    /// The temporary directory has others above it, in which everybody may write: what is asked here is said of what is below.
+    /// Returns whether a problem is about the directories above the temporary one, which are writable for
+    /// everybody. The tests only concern what is below.
     fn is_about_what_is_above(words: &str) -> bool {
         words.ends_with("may write to /tmp") || words.is_empty()
     }
@@ -300,13 +304,13 @@ mod tests {
         assert_eq!(names(false), [""; 0]);
         let empty = tempfile::tempdir().unwrap();
         assert_eq!(find(&Root::at(empty.path()), &Settings { auto: true, ..Settings::default() }), []);
-        // One that is listed is not found once more.
+        // A socket that is listed is not found a second time.
         std::fs::create_dir(machine.path("var")).unwrap();
         symlink("../run", machine.path("var/run")).unwrap();
         let target = "/var/run/postgresql/.s.PGSQL.5432".to_owned();
         let listed = Listed::Kind { kind: "postgresql".to_owned(), target, user: None };
         assert_eq!(machine.found(true, vec![listed]).len(), 2);
-        // Nor does a link to one take its place.
+        // A link to a socket does not count.
         symlink(".s.PGSQL.5432", machine.path("run/postgresql/.s.PGSQL.1")).unwrap();
         assert_eq!(machine.found(true, Vec::new()).len(), 3);
     }
@@ -341,7 +345,7 @@ mod tests {
         assert!(why_not.as_ref().unwrap().contains("runs as root"), "{why_not:?}");
         chown(machine.path("proc/8"), Some(65534), None).unwrap();
         assert_eq!(names(Vec::new())[1].2, None);
-        // One that is listed is the same, and somebody has to say whose it is.
+        // A listed process is the same one, and its user has to be given.
         let listed = |user: Option<&str>| {
             let (kind, target) = ("etcd".to_owned(), "http://127.0.0.1:2379".to_owned());
             names(vec![Listed::Kind { kind, target, user: user.map(str::to_owned) }])
@@ -365,7 +369,7 @@ mod tests {
         assert_eq!(machine.why_not(Some("")), "");
         assert_eq!(machine.why_not(Some("nobody")), "");
         assert!(machine.why_not(Some("root")).contains("belongs to nobody, but the settings have root"));
-        // As Debian has it: of the server's user and its group.
+        // As on Debian: owned by the server's user and its group.
         chown(&directory, Some(65534), Some(65534)).unwrap();
         mode(0o2775);
         assert_eq!(machine.why_not(Some("")), "");
@@ -382,7 +386,7 @@ mod tests {
         chown(&directory, Some(12), None).unwrap();
         assert!(machine.why_not(Some("")).contains("other users could replace"));
         chown(&directory, Some(0), None).unwrap();
-        // Whose it is.
+        // The socket's owner matters, too.
         chown(&socket, Some(0), None).unwrap();
         assert!(machine.why_not(None).contains("belongs to root"));
         assert!(machine.why_not(Some("")).contains("belongs to root"));

@@ -1,5 +1,5 @@
-//! The thread of one application: does what the keeper asks for, and reports. It may wait for disks and for the application; the
-//! keeper does not wait for it.
+//! Thread of one application: does what the keeper requests, and reports. It may wait for disks and for the
+//! application; the keeper does not wait for it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
@@ -19,47 +19,47 @@ use crate::sys::process_group::{Ended, thread};
 use crate::sys::root::Root;
 use crate::sys::spawn_manner::Identity;
 
-/// Lines that the process of an application may write.
+/// Limit on the lines that the process of an application may write.
 const MOST_LINES: usize = 8;
 
-/// Why a process gives no answer.
+/// Error of a process that ends without an answer.
 const ENDED: &str = "its process has ended without an answer";
 
-/// What the keeper is told.
+/// Report to the keeper.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Report {
-    /// It is held.
+    /// The application is held.
     Held {
-        /// The server's version; may be empty.
+        /// Version of the server; may be empty.
         version: String,
-        /// Where it is.
+        /// Positions of the server, such as in its log, when it was held.
         positions: BTreeMap<String, String>,
-        /// The file systems of its data.
+        /// File systems of its data.
         places: Vec<Place>,
     },
-    /// It was released, and lived until then.
+    /// The application was released and its session had lasted until then. Has its positions at that time.
     Released(BTreeMap<String, String>),
-    /// It is not held, or is not any more; why.
+    /// The application is not held, or no longer; the reason.
     Failed(String),
 }
 
-/// What a driver waits for.
+/// Event that a driver waits for.
 #[derive(Debug)]
 pub enum Event {
-    /// The keeper wants it to be released.
+    /// The keeper requests the release.
     Release,
-    /// The keeper has no time left for it.
+    /// The keeper does not wait for the application any longer.
     GiveUp,
-    /// Its process has said something.
+    /// The process has written a line.
     Line(Vec<u8>),
-    /// Its process says no more.
+    /// The process writes nothing more.
     Silent,
-    /// Its command has ended.
+    /// The command has ended.
     Ended(Ended),
 }
 
-/// Holds and releases one application. Reports once that it is held, or has failed; after that once that it was released, or has
-/// failed.
+/// Holds and releases one application. Reports once that it is held or has failed; after that once that it was
+/// released or has failed.
 pub fn drive(
     root: &Root,
     one: Candidate,
@@ -82,10 +82,10 @@ fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
 
-/// The next event; why there is none.
+/// Waits for the next event. The error is the reason why none came.
 fn next(events: &Receiver<Event>, until: Option<Instant>) -> Result<Event, String> {
     match until {
-        // The keeper outlives its drivers, or else the process has ended.
+        // The keeper outlives its drivers, unless the process has ended.
         None => events.recv().map_err(|_| "the freeze has ended".to_owned()),
         Some(until) => events.recv_timeout(left(until)).map_err(|error| match error {
             RecvTimeoutError::Timeout => "it did not answer in time".to_owned(),
@@ -105,7 +105,7 @@ fn by_process(
     if left(until).is_zero() {
         return Err("there was no time left for it".to_owned());
     }
-    // Killed at the end of this.
+    // Killed when this function returns.
     let (_companion, mut input, output) = Companion::start(words, identity)
         .map_err(|error| format!("its process cannot be started as the user {}: {error}", identity.uid))?;
     let reader = sender.clone();
@@ -118,7 +118,7 @@ fn by_process(
         Answer::Failed(problem) => return Err(problem),
         Answer::Released(_) => return Err(confused()),
     }
-    // Whatever is heard before the keeper asks for the release is the end of the session.
+    // Any event before the request for the release ends the session.
     match next(events, None)? {
         Event::Release => {}
         Event::Line(line) => return Err(lost(Answer::parse(&line))),
@@ -137,7 +137,7 @@ fn confused() -> String {
     "its process sent an unexpected answer".to_owned()
 }
 
-/// What a process says while nothing was asked.
+/// Describes output of a process that was not requested.
 fn lost(answer: Result<Answer, crate::applications::Problem>) -> String {
     match answer {
         Ok(Answer::Failed(problem)) => format!("its session has ended while it was held: {problem}"),
@@ -158,9 +158,9 @@ fn ask(
 ) -> Result<Answer, String> {
     let mut line = serde_json::to_vec(&request).map_err(|error| error.to_string())?;
     line.push(b'\n');
-    // A pipe has room for all that is ever asked.
+    // The pipe's buffer is larger than all requests together, so this does not block.
     input.write_all(&line).map_err(|error| match error.kind() {
-        // Its end, which its other pipe has not told of yet.
+        // The process has ended, which the reader has not reported yet.
         ErrorKind::BrokenPipe => ENDED.to_owned(),
         _ => format!("its process cannot be asked: {error}"),
     })?;
@@ -181,11 +181,11 @@ fn read_lines(output: ChildStdout, events: &Sender<Event>) {
             break;
         }
     }
-    // The driver may have ended before.
+    // The driver may have ended already.
     let _ = events.send(Event::Silent);
 }
 
-/// The file systems of directories: those that they are on, and those that are mounted below them.
+/// Returns the file systems of directories: those that they are on, and those that are mounted below them.
 fn places(root: &Root, directories: &[Directory]) -> Result<Vec<Place>, String> {
     let mounts = MountList::open(root).and_then(|list| list.read());
     let mounts = mounts.map_err(|error| format!("cannot read what is mounted: {error}"))?;
@@ -227,7 +227,7 @@ fn by_commands(
             _ => Err("the freeze has ended".to_owned()),
         }
     });
-    // Whatever has become of the other one.
+    // Runs whatever the result of the freeze command was.
     let thawed = tell_thaw(&Told::from(commands), RELEASE);
     waited.and(thawed).map(|()| BTreeMap::new())
 }
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_process_that_has_ended_is_told_of_as_one_before_its_answers_are_read() {
         let (_, input) = nix::unistd::pipe().unwrap();
-        // Nothing is read of what it says.
+        // Its output is not read.
         let (_sender, events) = std::sync::mpsc::channel();
         assert_eq!(ask(&mut input.into(), Request::Release(1), &events, None), Err(ENDED.to_owned()));
     }

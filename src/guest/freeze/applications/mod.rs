@@ -1,8 +1,9 @@
-//! Applications that take part in a freeze: found, held before anything is frozen, watched while it is, released after the thaw.
+//! Applications that take part in a freeze: found, held before anything is frozen, watched while held, released
+//! after the thaw.
 //!
-//! Each has a thread of its own (`driver`), which speaks with its process or runs its commands, and reports to the keeper. The
-//! keeper never waits for one longer than its deadline: an application that does not answer costs the receipt a level, and
-//! nothing else unless the settings require more.
+//! Each has a thread of its own (`driver`), which talks to its process or runs its commands, and reports to the
+//! keeper. The keeper never waits for one beyond its deadline. An application that does not respond lowers the
+//! level of the receipt, and has no other effect unless the settings require more.
 //!
 //! ```text
 //! Asked ──held──▶ Held ──release──▶ Released      level application, if all of its data were frozen
@@ -11,7 +12,7 @@
 //! Failed          Failed             Failed       level filesystem
 //! ```
 //!
-//! To add a kind: its client in `crate::applications`, its sockets in [`discovery`].
+//! To add a kind: write its client in `crate::applications`, and add its sockets to [`discovery`].
 
 pub mod commands;
 pub mod discovery;
@@ -26,21 +27,21 @@ use crate::sys::block_stack::Device;
 pub use driver::Report;
 pub use taking_part::Participants;
 
-/// How long all applications have after the thaw.
+/// Time limit for the release of all applications after the thaw.
 pub const RELEASE: Duration = Duration::from_secs(5);
-/// Applications of one freeze.
+/// Limit on the applications of one freeze.
 pub const MOST: usize = 32;
 
-/// What the settings say about applications.
+/// Settings of the applications.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Look for them at their usual places.
+    /// True if applications are searched for at their usual paths.
     pub auto: bool,
-    /// Those that the settings name.
+    /// Applications that the settings name.
     pub listed: Vec<Listed>,
-    /// How long they may take to be held.
+    /// Time limit for holding them.
     pub deadline: Duration,
-    /// A freeze fails if one of them is not held, or there is none.
+    /// True if a freeze fails when one of them is not held, or none is found.
     pub required: bool,
 }
 
@@ -50,44 +51,44 @@ impl Default for Settings {
     }
 }
 
-/// An application of the settings.
+/// Application that the settings name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listed {
-    /// A kind of `crate::applications`.
+    /// Application of a kind in `crate::applications`.
     Kind {
-        /// Such as `postgresql`.
+        /// Kind of the application, such as `postgresql`.
         kind: String,
-        /// Such as the path of its socket.
+        /// Address of the instance, such as the path of its socket.
         target: String,
-        /// The user that its process has to have; the socket's owner, who is not root, unless it is said.
+        /// User that its process must have. By default the owner of the socket, which must not be root.
         user: Option<String>,
     },
-    /// A pair of commands.
+    /// Application that is held by a pair of commands.
     Commands(Commands),
 }
 
 /// Commands that are run around a freeze.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Commands {
-    /// What people call it.
+    /// Name for people.
     pub name: String,
-    /// As whom they run.
+    /// User that runs the commands.
     pub user: String,
-    /// A program and its arguments: when it ends well, the application is held.
+    /// Program and arguments; the application is held once the program succeeds.
     pub freeze: Vec<String>,
-    /// The same for the end, whatever became of the other one.
+    /// Program and arguments for the end of the freeze; run whatever the result of the first was.
     pub thaw: Vec<String>,
-    /// Where its data are.
+    /// Directories of its data.
     pub data: Vec<PathBuf>,
 }
 
-/// A file system with data of an application.
+/// File system with data of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The directory with the data.
+    /// Directory with the data.
     pub directory: String,
-    /// The file system's number.
+    /// Device number of the file system.
     pub device: Device,
-    /// Where it is mounted.
+    /// Mount point of the file system.
     pub mount_point: String,
 }

@@ -1,4 +1,4 @@
-//! What became of the applications of one freeze, for its receipt. The keeper owns it.
+//! State of the applications of one freeze, for its receipt. The keeper owns it.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Sender, channel};
@@ -13,7 +13,7 @@ use crate::sys::block_stack::Device;
 use crate::sys::process_group::thread;
 use crate::sys::root::Root;
 
-/// All applications of a freeze.
+/// Applications of one freeze, in the order in which they were added. Reports refer to them by index.
 #[derive(Debug, Default)]
 pub struct Participants(Vec<Participant>);
 
@@ -35,7 +35,7 @@ enum State {
     Failed(String),
 }
 
-/// What it said when it was held.
+/// Report of an application when it was held.
 #[derive(Debug)]
 struct Held {
     from: Moment,
@@ -47,7 +47,7 @@ struct Held {
 }
 
 impl Participants {
-    /// Asks these to be held until then, too; `report` is called from their threads.
+    /// Starts to hold these applications as well, until `until`. `report` is called from their threads.
     pub fn add(
         &mut self,
         found: Vec<Candidate>,
@@ -71,7 +71,7 @@ impl Participants {
         }
     }
 
-    /// An application that could not even be looked for.
+    /// Adds a failure of the search itself.
     pub fn fail(&mut self, problem: &str) {
         self.0.push(Participant {
             name: "applications".to_owned(),
@@ -82,12 +82,12 @@ impl Participants {
         });
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no applications.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What one of them says. One that was given up is not heard any more.
+    /// Records the report of one of them. Reports of an application that was given up are ignored.
     pub fn note(&mut self, place: usize, report: Report) {
         let Some(one) = self.0.get_mut(place) else { return };
         match (report, &one.state) {
@@ -110,12 +110,12 @@ impl Participants {
         }
     }
 
-    /// Whether something is still to be heard of one: that it is held, or that it was released.
+    /// Returns whether a report is outstanding: that one is held, or was released.
     pub fn is_awaited(&self) -> bool {
         self.0.iter().any(|one| matches!(one.state, State::Asked | State::Releasing))
     }
 
-    /// Those that have not answered are waited for no more.
+    /// Gives up the applications that have not responded.
     pub fn give_up(&mut self) {
         for one in &mut self.0 {
             if matches!(one.state, State::Asked | State::Releasing) {
@@ -124,7 +124,7 @@ impl Participants {
         }
     }
 
-    /// Asks those that are held to be released, and gives up the others.
+    /// Requests the release of those that are held, and gives up the others.
     pub fn release(&mut self) {
         for one in &mut self.0 {
             match one.state {
@@ -138,7 +138,7 @@ impl Participants {
         }
     }
 
-    /// Why not all of them are held, with all of their data frozen, or why there is none.
+    /// Returns why not all of them are held with all their data frozen, or that none was found.
     pub fn why_not_held(&self, is_frozen: impl Fn(Device) -> bool) -> Option<String> {
         if self.0.is_empty() {
             return Some("no application was found".to_owned());
@@ -150,7 +150,8 @@ impl Participants {
         Some(format!("{} ({}): {}", weak.name, weak.instance, weak.problem))
     }
 
-    /// What became of each; `is_frozen` says whether a file system was frozen from the beginning to the end.
+    /// Returns the outcome for each; `is_frozen` tells whether a file system was frozen from the beginning to the
+    /// end.
     pub fn told(&self, is_frozen: impl Fn(Device) -> bool) -> Vec<Application> {
         self.0.iter().map(|one| one.told(&is_frozen)).collect()
     }
@@ -159,7 +160,7 @@ impl Participants {
 impl Participant {
     fn tell(&self, event: Event) {
         if let Some(driver) = &self.driver {
-            // It may have ended.
+            // The driver may have ended.
             let _ = driver.send(event);
         }
     }
@@ -247,7 +248,7 @@ mod tests {
         let told = all.told(|_| true).remove(0);
         let names: Vec<_> = told.evidence.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["version", "held-from", "held-to", "lsn", "after.lsn"]);
-        // What was not frozen with it makes it worthless.
+        // Data that were not frozen make the hold worthless.
         let (told, problem) = {
             let told = all.told(|_| false).remove(0);
             (told.level, told.problem)
@@ -261,7 +262,7 @@ mod tests {
     #[test]
     fn whatever_else_happens_is_not() {
         let lost = || Report::Failed("lost".to_owned());
-        // Lost while held, before and after the release was asked for; given up; answers that nobody has asked for.
+        // Lost while held, before and after the release was requested; given up; unsolicited answers.
         let steps: [(&str, &[Step]); 7] = [
             ("lost", &[|all| all.note(0, held()), |all| all.note(0, Report::Failed("lost".to_owned()))]),
             ("in time", &[Participants::give_up, |all| all.note(0, held()), Participants::release]),

@@ -1,5 +1,5 @@
-//! Applications: held after the hooks and before anything is frozen, released after the thaw. The keeper waits for them no longer
-//! than for hooks and applications together.
+//! Holds applications after the hooks and before anything is frozen, and releases them after the thaw. The keeper
+//! waits for them no longer than for hooks and applications together.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -15,7 +15,8 @@ use crate::receipt::{Application, Level};
 use crate::sys::block_stack::Device;
 use crate::sys::process_group::thread;
 
-/// What is said of applications in the marker: whoever finds it there does not know what became of them.
+/// Problem that the marker records for applications: a process that reads the marker does not know what became of
+/// them.
 const LEFT: &str = "the agent that held it has ended";
 
 impl Cycle {
@@ -51,14 +52,14 @@ impl Cycle {
         }
         if !self.marked.applications.is_empty() {
             self.marked.receipt = Some(Box::new(self.notes.receipt.clone()));
-            // In this order: no marker is without a guardian, and no command is run that nobody would undo.
+            // In this order, so that every marker has a guardian, and no command is run that nobody would undo.
             self.guard();
             self.mark()?;
         }
         let (last, first): (Vec<_>, Vec<_>) = found.into_iter().partition(Candidate::is_held_last);
         let begun = Instant::now();
         let left = until.saturating_duration_since(begun);
-        // One that hangs leaves the others some of the time.
+        // An application that hangs in the first group leaves the others a part of the time.
         let first_until = if last.is_empty() { until } else { begun + left * 3 / 4 };
         for (group, until) in [(first, first_until), (last, until)] {
             self.hold(group, until)?;
@@ -75,7 +76,8 @@ impl Cycle {
         self.require_held()
     }
 
-    /// Has these held; waits for them, and for no longer than until then.
+    /// Starts to hold these applications and waits for them until `until`. Those that are not held by then are
+    /// given up.
     fn hold(&mut self, found: Vec<Candidate>, until: Instant) -> Result<(), Stop> {
         let outbox = self.outbox.clone();
         self.applications.add(found, &self.guest.root, until, move |place, report| {
@@ -96,7 +98,8 @@ impl Cycle {
         self.require(self.applications.why_not_held(|_| true))
     }
 
-    /// The same, and their data have to be frozen.
+    /// Fails if the settings require that all applications are held and their data frozen, and this is not so for
+    /// one.
     pub(super) fn require_applications(&self) -> Result<(), Stop> {
         let frozen = self.devices_frozen();
         self.require(self.applications.why_not_held(|device| frozen.contains(&device)))
@@ -117,7 +120,8 @@ impl Cycle {
             .collect()
     }
 
-    /// Waits for those that were asked to be released, and tells those of another agent.
+    /// Waits for the applications that are being released, and runs the thaw commands of those that another agent
+    /// has held.
     pub(super) fn finish_applications(&mut self) {
         let until = Instant::now() + RELEASE;
         if self.applications.is_awaited() {
@@ -144,7 +148,7 @@ impl Cycle {
         }
     }
 
-    /// What became of them, for the receipt.
+    /// Returns the entries of the applications for the receipt.
     pub(super) fn applications_told(&self) -> Vec<Application> {
         let frozen = self.devices_frozen();
         self.applications.told(|device| frozen.contains(&device))

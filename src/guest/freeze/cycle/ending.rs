@@ -1,4 +1,4 @@
-//! How a freeze ends: the thaw, the hooks, and what those who asked are told.
+//! End of a freeze: the thaw, the hooks, and the answers to the clients.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -17,8 +17,8 @@ use crate::sys::logging;
 use crate::wire::proto::v1;
 
 impl Cycle {
-    /// Thaws and tells the hooks; says how many file systems were frozen. `all` are thawed if somebody asked for it,
-    /// else those that this freeze has frozen.
+    /// Thaws and runs the hooks; returns how many file systems were frozen. With `all`, as after a request for a
+    /// thaw, all targets are thawed, else only those that this freeze has frozen.
     pub(super) fn undo(&mut self, all: bool) -> u64 {
         self.cancelled.store(true, Ordering::SeqCst);
         let mut thawed = 0;
@@ -31,7 +31,7 @@ impl Cycle {
             }
             self.guest.freezer.0.restricted.store(false, Ordering::SeqCst);
             logging::resume();
-            // What it would do from here on, if the agent is gone, is to tell the hooks.
+            // From here on the guardian, if it takes over, only has the hooks to run.
             if let Some(guardian) = &mut self.guardian {
                 guardian.calm();
             }
@@ -63,7 +63,7 @@ impl Cycle {
         let mut thaws = Thaws::begin(&self.guest.effects, &targets);
         let begun = Instant::now();
         loop {
-            // What is frozen only now has been thawed by the thread that froze it, or is here.
+            // A file system that is frozen this late is thawed by the thread that froze it, or reported below.
             thaws.finish(Duration::from_millis(if self.freezing { 0 } else { 500 }));
             if self.freezing {
                 match self.next(Some(Instant::now() + Duration::from_millis(200))) {
@@ -75,7 +75,7 @@ impl Cycle {
                         }
                     }
                     Next::Message(Message::AllTried) => self.freezing = false,
-                    // It may wait for what somebody else has frozen.
+                    // The freeze may be waiting for a file system that somebody else has frozen, so thaw all.
                     Next::Stop(Stop::Asked) => {
                         let others = Thaws::begin(&self.guest.effects, &self.targets);
                         thaws.ended.extend(others.ended);
@@ -96,14 +96,14 @@ impl Cycle {
         self.judge(&thaws)
     }
 
-    /// Those who asked for the thaw are told what it still waits for.
+    /// Answers the requests for a thaw with the file systems that are still being thawed.
     pub(super) fn answer_stuck(&mut self, left: &str) {
         for answer in self.waiting.drain(..) {
             let _ = answer.send(Err(Error::Stuck(left.to_owned())));
         }
     }
 
-    /// How many were frozen, and what is to be said of the others.
+    /// Returns how many file systems were frozen, and records problems with the others.
     fn judge(&mut self, thaws: &Thaws) -> u64 {
         let mut ours: BTreeSet<Device> = self.targets_frozen().map(|target| target.device).collect();
         let mut thawed = BTreeSet::new();
@@ -129,7 +129,7 @@ impl Cycle {
                 ));
             }
         } else if !self.complete {
-            // The thread that froze has thawed some itself.
+            // The freezing thread has itself thawed some of them.
             thawed.extend(ours);
         }
         thawed.len() as u64
@@ -140,7 +140,7 @@ impl Cycle {
         target.map(|target| target.mount_point.clone()).unwrap_or_default()
     }
 
-    /// Everybody else is told how it ended: not all who froze ask for a thaw, or look at the answer to a freeze.
+    /// Sends an event about the end: not every client that froze requests a thaw, or reads the answer to a freeze.
     fn tell_end(&self, spoiled: Option<&Spoiled>, receipt: Option<&Told>) {
         let (end, problem) = self.outcome(spoiled);
         self.guest.events.tell(v1::Thawed {
@@ -153,7 +153,7 @@ impl Cycle {
         });
     }
 
-    /// The end of the cycle: others may freeze again, and those who asked are answered.
+    /// Ends the cycle: other freezes are possible again, and the waiting requests are answered.
     pub(super) fn leave(mut self, thawed: Option<u64>, by_itself: bool) {
         let holder = self.marked.holder.clone();
         let spoil = |end, reason| {
@@ -181,7 +181,8 @@ impl Cycle {
         }
         let receipt = self.receipt(spoiled.as_ref());
         if self.undone {
-            // In this order: the marker says the same as the receipt, for whoever thaws in place of this agent.
+            // In this order: until here the marker matches the receipt, for a process that thaws in place of this
+            // agent.
             self.marker.remove();
             if let Some(guardian) = self.guardian.take() {
                 guardian.dismiss();
@@ -200,7 +201,7 @@ impl Cycle {
                     self.waiting.push(answer);
                 }
             }
-            // Whoever is told here does not have to be told again.
+            // Clients that are answered here must not be told again.
             if self.anew {
                 state.spoiled = spoiled.clone().filter(|_| !by_itself || self.waiting.is_empty());
             }
@@ -224,7 +225,7 @@ impl Cycle {
         if let Some(clerk) = &self.guest.freezer.0.clerk {
             clerk.work();
         }
-        // Last: whoever waits for the end of all freezes may end the agent.
+        // Last, because a task that waits for the end of all freezes may end the agent.
         self.guest.freezer.0.over.send_modify(|over| *over += 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The hooks that are told before anything is frozen: each has its time, and all of them have theirs together.
+//! Runs the hooks before anything is frozen, within a time limit for each and one for all together.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::guest::freeze::error::{Error, Failure, denial_hint, last_words};
 use crate::guest::freeze::receipts::now;
 use crate::sys::process_group::{Ended, Group};
 
-/// The boolean by which the policy of `SELinux` lets qemu-ga run hooks that do more than it may itself.
+/// Boolean of the `SELinux` policy that allows qemu-ga to run hooks with more rights than its own.
 const HOOK_BOOLEAN: &str = "virt_qemu_ga_run_unconfined";
 
 impl Cycle {
@@ -22,7 +22,7 @@ impl Cycle {
             self.marked.hooks.push(hook.clone());
             self.notes.receipt.hooks.push(hook.display().to_string());
             self.marked.receipt = Some(Box::new(self.notes.receipt.clone()));
-            // In this order: no marker is without a guardian.
+            // In this order, so that every marker has a guardian.
             self.guard();
             self.mark()?;
             self.tell_hook(&hook)?;
@@ -36,7 +36,7 @@ impl Cycle {
         let failed = |failure| Stop::Failed(Error::Hook { hook: hook.to_owned(), failure });
         let left = self.hooks_until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            // It is told nothing.
+            // The hook is not run, so it needs no thaw.
             self.marked.hooks.pop();
             self.notes.receipt.hooks.pop();
             return Err(failed(Failure::NoTime(self.settings.hooks_deadline)));
@@ -44,7 +44,7 @@ impl Cycle {
         let group =
             Group::start(hook, &["freeze"], None, move |end| drop(outbox.send(Message::HookEnded(end))));
         let group = group.map_err(|error| {
-            // It was told nothing.
+            // The hook was not run, so it needs no thaw.
             self.marked.hooks.pop();
             self.notes.receipt.hooks.pop();
             let hint = denial_hint(&self.guest.root, &error, HOOK_BOOLEAN);
@@ -67,7 +67,7 @@ impl Cycle {
             },
             Err(stop) => {
                 group.kill();
-                // Its last words, unless even that hangs.
+                // Wait briefly for the end of its output, unless even that hangs.
                 let tail = match self.inbox.recv_timeout(Duration::from_secs(1)) {
                     Ok(Message::HookEnded(end)) => last_words(&end.tail),
                     Ok(Message::Thaw(answer, by, cut)) => {

@@ -1,4 +1,5 @@
-//! The keeper: one freeze from its beginning to its end. See the state machine of [`crate::guest::freeze`].
+//! The keeper: carries out one freeze from its beginning to its end. See the state machine of
+//! [`crate::guest::freeze`].
 
 mod applications;
 mod ending;
@@ -33,46 +34,46 @@ use crate::sys::{error_chain, logging, memory};
 use crate::wire::proto::v1::Frozen;
 use notes::Notes;
 
-/// How long those who asked wait for a thaw that hangs.
+/// Time after which requests for a thaw that hangs are answered.
 const ANSWER: Duration = Duration::from_secs(20);
-/// How much later than the keeper the guardian thaws.
+/// Time by which the guardian thaws later than the keeper.
 const GUARDIAN: Duration = Duration::from_secs(10);
 
-/// For a receipt that is being written to a disk, how long the freeze waits.
+/// Limit on how long a freeze waits for a receipt that is being written to a disk.
 const WRITING: Duration = Duration::from_secs(2);
 
-/// For whoever asks for a freeze: how many file systems were frozen.
+/// Answer to a request for a freeze: the number of frozen file systems.
 pub(super) type Answer = oneshot::Sender<Result<u64, Error>>;
-/// For whoever asks for a thaw.
+/// Answer to a request for a thaw.
 pub(super) type Waiting = oneshot::Sender<Result<Thawed, Error>>;
 
-/// What the keeper is told.
+/// Message to the keeper.
 pub(super) enum Message {
-    /// Somebody asks for a thaw.
+    /// Request for a thaw.
     Thaw(Waiting, By, Option<Cut>),
     HookEnded(Ended),
-    /// The applications that were found.
+    /// Result of the search for applications.
     Found(Vec<Candidate>),
-    /// What the application with this place says.
+    /// Report of the application with this index.
     Application(usize, Report),
     Opened(Result<(Vec<Arc<Target>>, Inventory), Error>),
-    /// `FIFREEZE` of the target with this place has come back.
+    /// Result of `FIFREEZE` for the target with this index.
     Froze(usize, io::Result<()>),
-    /// The thread that freezes does no more.
+    /// The freezing thread has finished.
     AllTried,
 }
 
-/// Why a freeze does not go on.
+/// Reasons to stop a freeze.
 enum Stop {
     Asked,
     Deadline,
     Failed(Error),
 }
 
-/// What brings the keeper to look.
+/// Result of waiting for a message.
 enum Next {
     Message(Message),
-    /// An application has said something, which is noted.
+    /// An application has reported, which has been recorded.
     Application,
     Stop(Stop),
 }
@@ -85,41 +86,42 @@ pub(super) struct Cycle {
     marked: Freeze,
     inbox: Receiver<Message>,
     outbox: Sender<Message>,
-    /// Those who asked for a thaw.
+    /// Requests for a thaw that are not answered yet.
     waiting: Vec<Waiting>,
     by: By,
     hooks: Vec<PathBuf>,
-    /// When all of them have to have ended.
+    /// Common deadline of all hooks.
     hooks_until: Instant,
     applications: Participants,
-    /// Those that another agent has told of the freeze.
+    /// Applications that another agent has notified of the freeze.
     left_applications: Vec<Told>,
     targets: Vec<Arc<Target>>,
-    /// The places of those that this freeze has frozen.
+    /// Indexes of the targets that this freeze has frozen.
     frozen: BTreeSet<usize>,
-    /// Of what is frozen, once it may be.
+    /// Deadline of the thaw; set before the first file system is frozen.
     deadline: Option<Instant>,
     cancelled: Arc<AtomicBool>,
-    /// The thread that freezes has not come to its end.
+    /// True while the freezing thread is running.
     freezing: bool,
-    /// Everything was frozen at one time.
+    /// True if everything was frozen at one time.
     complete: bool,
-    /// What spoiled the freeze before this one counts no more.
+    /// True once the record of an earlier failed freeze no longer counts.
     anew: bool,
-    /// Which file systems were frozen is known.
+    /// False if it is not known which file systems were frozen.
     sure: bool,
     guardian: Option<Guardian>,
-    /// The marker is being written beside this thread; says when it was.
+    /// Notifies that the marker, which is written by another thread, has been written.
     claimed: Option<Receiver<()>>,
-    /// What is wrong after the thaw.
+    /// Problems after the thaw.
     problems: Vec<String>,
-    /// For the receipt.
+    /// Notes for the receipt.
     notes: Notes,
-    /// The marker is this freeze's own, and goes with it.
+    /// True if the marker belongs to this freeze and is removed with it.
     undone: bool,
 }
 
-/// A keeper that panics leaves nobody who thaws: then the process ends at once, and others do.
+/// Aborts the process if the keeper panics, because nobody else in this process thaws. The guardian or the service
+/// manager then does.
 struct EndOnPanic;
 
 impl Drop for EndOnPanic {
@@ -165,7 +167,7 @@ impl Cycle {
         (cycle, outbox)
     }
 
-    /// A freeze from its beginning.
+    /// Carries out a freeze from its beginning.
     pub(super) fn run(mut self, which: Option<&[String]>, answer: Answer) {
         let _end = EndOnPanic;
         if let Some(found) = self.marker.of_another(&self.marked) {
@@ -179,7 +181,7 @@ impl Cycle {
             }
             Ok(()) => {
                 self.settle();
-                // Whoever asked may have gone; then the deadline ends it.
+                // The client may have disconnected; then the deadline ends the freeze.
                 let _ = answer.send(Ok(self.frozen.len() as u64));
                 self.keep();
             }
@@ -204,7 +206,7 @@ impl Cycle {
     }
 
     fn freeze(&mut self, which: Option<&[String]>) -> Result<(), Stop> {
-        // What is wrong with the arguments is said before anything is done.
+        // Wrong arguments are reported before anything is done.
         let failed = Stop::Failed;
         if which.is_some() {
             selected(&self.guest.root, which).map_err(failed)?;
@@ -229,13 +231,13 @@ impl Cycle {
         self.marker.write(&self.marked).map_err(failed)
     }
 
-    /// Opens what is to be frozen, on a thread: the way there may lead over a disk or a server that does not answer.
+    /// Opens the file systems on a thread, as the path may lead to a disk or server that does not respond.
     fn open(&mut self, which: Option<&[String]>) -> Result<(), Stop> {
         self.stage("opening");
         let (guest, outbox) = (self.guest.clone(), self.outbox.clone());
         let which = which.map(<[String]>::to_vec);
         thread("open", move || {
-            // The thaw must not wait for the disk that the program is on.
+            // Load the program's code into memory: the thaw must not have to read it from a frozen disk.
             memory::bring_code();
             let opened = selected(&guest.root, which.as_deref())
                 .and_then(|plan| open(&guest.root, &*guest.effects, &plan))
@@ -256,15 +258,15 @@ impl Cycle {
                     self.notes.opened(inventory);
                     return Ok(());
                 }
-                // A hook that was killed and comes late.
+                // Late end of a hook that was killed.
                 Next::Message(_) | Next::Application => {}
                 Next::Stop(stop) => return Err(stop),
             }
         }
     }
 
-    /// Starts the process that thaws if this one is gone. Without it the service manager does. It guards this thread,
-    /// which never waits for a file system.
+    /// Starts the guardian, which thaws if this process has ended. Without a guardian the service manager does. It
+    /// watches this thread, which never waits for a file system.
     fn guard(&mut self) {
         if !self.settings.guarded || self.guardian.is_some() {
             return;
@@ -306,11 +308,11 @@ impl Cycle {
                 }
                 let mut result = target.freeze(&*effects);
                 if result.is_ok() && cancelled.load(Ordering::SeqCst) {
-                    // Too late. The keeper looks at it once more, too.
+                    // Too late. The keeper thaws it once more as well.
                     result = target.thaw(&*effects).map(drop);
                 }
                 let fatal = result.as_ref().is_err_and(|error| !is_ignored(error));
-                // The keeper waits for the end of this thread.
+                // The keeper exists until this thread ends.
                 let _ = outbox.send(Message::Froze(place, result));
                 if fatal {
                     break;
@@ -361,7 +363,7 @@ impl Cycle {
         }
     }
 
-    /// What a freeze that takes too long waits for.
+    /// Returns the step or mount point for which a freeze that has timed out was waiting.
     fn not_frozen_yet(&self) -> String {
         if !self.freezing {
             return "opening the mount points".to_owned();
@@ -373,7 +375,7 @@ impl Cycle {
             .unwrap_or_default()
     }
 
-    /// Everything is frozen.
+    /// Records that everything is frozen, and reports it.
     fn settle(&mut self) {
         self.complete = true;
         self.notes.receipt.times.frozen = Some(now());
@@ -390,7 +392,7 @@ impl Cycle {
         tracing::info!("frozen for {}: {}", self.marked.holder, names.join(" "));
     }
 
-    /// Waits for the end.
+    /// Waits for a request or the deadline, and thaws.
     fn keep(mut self) {
         let stop = loop {
             match self.next(self.deadline) {
@@ -418,7 +420,7 @@ impl Cycle {
         }
     }
 
-    /// The next message, or why there is none.
+    /// Waits for the next message, or for a reason to stop.
     fn next(&mut self, until: Option<Instant>) -> Next {
         let received = match until {
             Some(until) => self.inbox.recv_timeout(until.saturating_duration_since(Instant::now())),
@@ -434,7 +436,7 @@ impl Cycle {
                 Next::Application
             }
             Ok(message) => Next::Message(message),
-            // This keeper holds a sender itself, so there is no end but the time's.
+            // The keeper holds a sender itself, so the only possible error is the timeout.
             Err(_) => Next::Stop(Stop::Deadline),
         }
     }
@@ -447,7 +449,7 @@ impl Cycle {
     }
 }
 
-/// Why a file system was left as it is, and whether somebody else holds it.
+/// Returns why a file system was left as it is, and whether somebody else holds it frozen.
 fn why_passed_over(error: &io::Error) -> (&'static str, bool) {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EBUSY) => {
@@ -457,7 +459,7 @@ fn why_passed_over(error: &io::Error) -> (&'static str, bool) {
     }
 }
 
-/// A file system that cannot be frozen, or that somebody else has frozen.
+/// Returns whether the file system does not support freezing, or has been frozen by somebody else.
 fn is_ignored(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw),

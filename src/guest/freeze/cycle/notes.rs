@@ -1,4 +1,4 @@
-//! What the keeper notes for the receipt, and the receipt at the end.
+//! Notes of the keeper, from which the receipt is made at the end.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use crate::receipt::{Caller, Cut, NotFrozen, Receipt, Volume};
 use crate::sys::block_stack::Device;
 use crate::sys::root::Root;
 
-/// What is noted.
+/// Notes for the receipt.
 pub(super) struct Notes {
-    /// As far as it is known.
+    /// Receipt as far as it is known.
     pub receipt: Receipt,
-    /// File systems that were not frozen although they were to be: why, and whether somebody else holds them.
+    /// File systems that could not be frozen: the reason, and whether somebody else holds them frozen.
     pub passed_over: BTreeMap<Device, (&'static str, bool)>,
-    /// File systems that did not stay frozen.
+    /// File systems that did not stay frozen, each with the reason.
     pub lost: BTreeMap<Device, String>,
-    /// Why nothing was frozen at one time.
+    /// Reason why the file systems were never all frozen at one time.
     pub failure: Option<String>,
 }
 
@@ -43,7 +43,7 @@ fn number(device: Device) -> String {
 }
 
 impl Cycle {
-    /// Somebody asks for a thaw.
+    /// Records a request for a thaw.
     pub(super) fn note(&mut self, answer: Waiting, by: By, cut: Option<Cut>) {
         self.waiting.push(answer);
         self.by = by;
@@ -54,7 +54,7 @@ impl Cycle {
         }
     }
 
-    /// What ended this freeze, and what is wrong with that, in words; empty if nothing is.
+    /// Returns how this freeze ended, and a description of the problems, which is empty if there are none.
     pub(super) fn outcome(&self, spoiled: Option<&Spoiled>) -> (End, String) {
         let (end, why) = match (spoiled, &self.notes.failure) {
             (Some(spoiled), _) => (spoiled.end, Some(spoiled.reason.clone())),
@@ -64,7 +64,8 @@ impl Cycle {
         (end, why.into_iter().chain(self.problems.iter().cloned()).collect::<Vec<_>>().join("; "))
     }
 
-    /// The receipt of this freeze, which is over; none if it has not begun, or there was nothing to freeze.
+    /// Completes the receipt of this freeze, which has ended, and passes it to the clerk. Returns none if the
+    /// freeze was refused before it began, or had nothing to freeze.
     pub(super) fn receipt(&mut self, spoiled: Option<&Spoiled>) -> Option<Told> {
         if !self.anew || (self.frozen.is_empty() && self.notes.failure.is_none()) {
             return None;
@@ -86,7 +87,7 @@ impl Cycle {
         Some(told)
     }
 
-    /// Notes what became of each file system.
+    /// Records the outcome for each file system.
     fn look_through(&self, receipt: &mut Receipt) {
         let devices: BTreeMap<String, (usize, Device)> = self
             .targets
@@ -127,7 +128,7 @@ impl Cycle {
     }
 }
 
-/// Why a level is not higher, after its word.
+/// Returns the reasons for the level, to be appended to it.
 fn because(reasons: &[String]) -> String {
     if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join("; ")) }
 }

@@ -1,4 +1,4 @@
-//! How a freeze is taken over that another agent, or an earlier run of this one, has left.
+//! Takes over a freeze that another agent, or an earlier run of this one, has left.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -13,7 +13,8 @@ use crate::sys::logging;
 use crate::sys::process_group::thread;
 
 impl Cycle {
-    /// A freeze that another agent has begun goes first. One that is gone leaves it to this one to end it.
+    /// Refuses a freeze because another agent has begun one. If that agent has ended, this one takes its freeze
+    /// over to end it.
     pub(super) fn give_way(self, found: &Found, answer: Answer) {
         let path = self.marker.path();
         let other = match found {
@@ -39,7 +40,7 @@ impl Cycle {
         }
     }
 
-    /// A freeze that an earlier run of the agent has left.
+    /// Takes over a freeze that an earlier run of the agent has left.
     pub(in crate::guest::freeze) fn resume(mut self, found: &Found) {
         let _end = EndOnPanic;
         self.deadline = Some(Instant::now() + self.settings.deadline);
@@ -82,8 +83,9 @@ impl Cycle {
         self.keep();
     }
 
-    /// From now on the freeze is this process's. Its marker may be on a disk that is frozen: it is written beside this
-    /// thread, and nobody waits for it before the thaw. Until then the marker of the agent that is gone says the same.
+    /// Writes a marker that names this process. The marker may be on a frozen disk, so it is written by another
+    /// thread, and the keeper does not wait for it before the thaw. Until then the marker of the agent that has
+    /// ended serves the same purpose.
     fn claim(&mut self) {
         let (marker, freeze) = (self.marker.clone(), self.marked.clone());
         let (done, claimed) = channel();
@@ -92,7 +94,7 @@ impl Cycle {
             if let Err(error) = marker.write(&freeze) {
                 tracing::warn!("cannot write {}: {error}", marker.path().display());
             }
-            // Who waited may have gone.
+            // The receiver may no longer exist.
             let _ = done.send(());
         });
         match begun {
@@ -101,8 +103,9 @@ impl Cycle {
         }
     }
 
-    /// Waits, after the thaw, until the marker is written: none that is written late may be left behind. Only somebody
-    /// else's freeze can keep it waiting then, and those who asked for the thaw are told so.
+    /// Waits, after the thaw, until the marker has been written, because a marker written later would be left
+    /// behind. Only a freeze by somebody else can block the write at this point; the waiting requests for a thaw
+    /// are then answered with an error.
     pub(super) fn finish_claim(&mut self) {
         let Some(claimed) = self.claimed.take() else { return };
         let begun = Instant::now();

@@ -1,5 +1,5 @@
-//! The directory where receipts are kept: `<seconds since 1970>-<id>.json`, so that the order of the names is the one of time. Whoever has
-//! root in the guest can change what is in it; then the signature does not fit any more.
+//! Directory where receipts are kept as `<seconds since 1970>-<id>.json`, so that sorting by name sorts by time. A
+//! user with root in the guest can change a receipt, but its signature is then invalid.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -10,21 +10,21 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::receipt::{MOST_BYTES, is_id};
 use crate::sys::files;
 
-/// How many are kept, and for how long.
+/// Limit on the number of receipts that are kept.
 pub const MOST: usize = 1000;
-/// For how long they are kept.
+/// Time for which they are kept.
 pub const KEPT: Duration = Duration::from_secs(90 * 24 * 60 * 60);
-/// Entries of the directory that are looked at: what somebody else has put there is no reason to read on.
+/// Limit on the directory entries that are read, as other users may have put files there.
 const MOST_ENTRIES: usize = 16 * MOST;
-/// What names end with.
+/// File name extension of a receipt.
 const END: &str = ".json";
 
-/// A receipt that is kept.
+/// Receipt that is kept.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// When it was filed, in seconds since 1970.
+    /// Time when it was filed, in seconds since 1970.
     pub filed: u64,
-    /// Its id.
+    /// ID of the receipt.
     pub id: String,
 }
 
@@ -42,18 +42,18 @@ impl Entry {
     }
 }
 
-/// Makes the directory, for root alone, if it is missing.
+/// Creates the directory, for root alone, if it is missing.
 ///
 /// # Errors
-/// As mkdir(2) gives them.
+/// The errors of mkdir(2).
 pub fn make(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
-/// What is kept, the oldest first.
+/// Lists the receipts, oldest first. If the directory is missing, the list is empty.
 ///
 /// # Errors
-/// If the directory cannot be read; none at all is an empty list.
+/// If the directory cannot be read.
 pub fn list(directory: &Path) -> io::Result<Vec<Entry>> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -66,7 +66,8 @@ pub fn list(directory: &Path) -> io::Result<Vec<Entry>> {
     Ok(found)
 }
 
-/// The bytes of an entry; nothing if it is gone. Of a larger one there is one byte more than a receipt may have.
+/// Reads the bytes of an entry. Returns none if it has disappeared. Of a file that is too large, one byte more
+/// than a receipt may have is returned.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -74,7 +75,7 @@ pub fn read(directory: &Path, entry: &Entry) -> io::Result<Option<Vec<u8>>> {
     read_file(&entry.path(directory))
 }
 
-/// The same of any file.
+/// Reads any file with the same limit.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -95,16 +96,16 @@ pub fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
 /// Files an envelope. When this returns, it is on the disk.
 ///
 /// # Errors
-/// As mkdir(2), open(2), write(2), fsync(2) and rename(2) give them.
+/// The errors of mkdir(2), open(2), write(2), fsync(2) and rename(2).
 pub fn file(directory: &Path, id: &str, envelope: &str, now: SystemTime) -> io::Result<()> {
     make(directory)?;
-    // It may have been filed by a run that was killed before it could say so.
+    // A run that was killed before it could remove the receipt from the tray may have filed it already.
     let before = list(directory)?.into_iter().find(|entry| entry.id == id);
     let entry = before.unwrap_or_else(|| Entry { filed: seconds(now), id: id.to_owned() });
     files::replace_synced(&entry.path(directory), envelope.as_bytes())
 }
 
-/// Removes what is too old, or too much.
+/// Removes receipts that are too old, and the oldest of too many.
 ///
 /// # Errors
 /// If the directory cannot be read.
@@ -120,9 +121,9 @@ pub fn prune(directory: &Path, now: SystemTime) -> io::Result<()> {
     Ok(())
 }
 
-/// As names of files have it.
+/// Returns the time as used in file names.
 pub fn seconds(time: SystemTime) -> u64 {
-    // As many as a name has room for.
+    // As many digits as a name has room for.
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().min(9_999_999_999)
 }
 
@@ -144,7 +145,7 @@ mod tests {
         for (number, age) in [(1, 5), (2, 10), (3, 0)] {
             file(&directory, &id(number), "text", now - Duration::from_secs(age)).unwrap();
         }
-        // Filed once more: it stays one.
+        // A receipt that is filed again stays one entry.
         file(&directory, &id(2), "again", now).unwrap();
         for other in ["x", "1-2.json", ".new", "0000000001-zz.json"] {
             std::fs::write(directory.join(other), "").unwrap();

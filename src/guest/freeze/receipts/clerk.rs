@@ -1,5 +1,5 @@
-//! Brings receipts from the tray to the cabinet, on a thread of its own, and never while file systems are frozen. What cannot
-//! be written now, as on a full disk, is tried again with the agent's ticks.
+//! Moves receipts from the tray to the cabinet, on a thread of its own, and never while file systems are frozen.
+//! What cannot be written now, as on a full disk, is retried with the agent's ticks.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,20 +13,20 @@ use crate::receipt::envelope::{Signature, seal};
 use crate::receipt::{MOST_BYTES, Receipt};
 use crate::sys::process_group::thread;
 
-/// Receipts that are kept in memory where not even the tray can be written.
+/// Limit on the receipts that are kept in memory because not even the tray can be written.
 const MOST_HELD: usize = 64;
 
-/// Signs what receipts say; none where the guest has no key. May block.
+/// Function that signs receipts; returns none where the guest has no key. May block.
 pub type Sign = dyn Fn(&[u8]) -> Option<Signature> + Send + Sync;
 
-/// The clerk; clones share it.
+/// Handle of the clerk; clones share it.
 #[derive(Clone)]
 pub struct Clerk(Arc<Shared>);
 
 struct Shared {
-    /// Of the tray.
+    /// Directory that contains the tray.
     folder: PathBuf,
-    /// The cabinet.
+    /// Directory of the cabinet.
     directory: PathBuf,
     sign: OnceLock<Box<Sign>>,
     desk: Mutex<Desk>,
@@ -36,17 +36,17 @@ struct Shared {
 #[derive(Default)]
 #[allow(clippy::struct_excessive_bools, reason = "they are independent of each other")]
 struct Desk {
-    /// What the tray has no room for.
+    /// Receipts that could not be written to the tray.
     held: VecDeque<Receipt>,
-    /// A thread is at work.
+    /// True while a thread is at work.
     works: bool,
-    /// It writes now.
+    /// True while the thread is writing.
     writes: bool,
-    /// There is more for it.
+    /// True if more work has arrived.
     more: bool,
-    /// File systems are, or are about to be, frozen: nothing may be written.
+    /// True while file systems are frozen, or about to be: nothing may be written.
     quiet: bool,
-    /// What was wrong the last time, told once.
+    /// Problem of the last attempt; logged once.
     problem: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Clerk {
 }
 
 impl Clerk {
-    /// One between the tray in `folder` and the cabinet `directory`.
+    /// Creates the clerk for the tray in `folder` and the cabinet `directory`.
     pub fn new(folder: &Path, directory: &Path) -> Self {
         Self(Arc::new(Shared {
             folder: folder.to_owned(),
@@ -68,17 +68,17 @@ impl Clerk {
         }))
     }
 
-    /// Where receipts are kept.
+    /// Returns the directory where receipts are kept.
     pub fn directory(&self) -> &Path {
         &self.0.directory
     }
 
-    /// From now on receipts are signed by this; only the first call counts.
+    /// Sets the function that signs receipts; only the first call counts.
     pub fn sign_with(&self, sign: Box<Sign>) {
         let _ = self.0.sign.set(sign);
     }
 
-    /// All receipts, the oldest first: those that are filed, and those that wait for it.
+    /// Lists all receipts, oldest first: those that are filed, then those that wait to be filed.
     ///
     /// # Errors
     /// If the cabinet cannot be read.
@@ -92,7 +92,8 @@ impl Clerk {
         Ok(all)
     }
 
-    /// The envelope of the receipt of this id; nothing if there is none. May be longer than one can be.
+    /// Returns the envelope of the receipt with this ID, or none if it does not exist. A file that is too large is
+    /// returned one byte longer than a receipt can be.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -113,11 +114,11 @@ impl Clerk {
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
-        // Nothing that is done under the lock leaves the desk half changed.
+        // No operation under the lock leaves the desk inconsistent if it panics.
         self.0.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a receipt. It is in the tray when this returns or, where that cannot be written, in memory.
+    /// Takes a receipt. When this returns, it is in the tray or, if that cannot be written, in memory.
     pub fn take(&self, receipt: &Receipt) {
         let Err(error) = tray::put(&self.0.folder, receipt) else { return };
         tracing::warn!("the receipt {} is kept in memory: {}: {error}", receipt.id, self.0.folder.display());
@@ -128,7 +129,7 @@ impl Clerk {
         desk.held.push_back(receipt.clone());
     }
 
-    /// Begins to file what is there, if nothing is frozen.
+    /// Starts to file the receipts that wait, unless file systems are frozen.
     pub fn work(&self) {
         let mut desk = self.desk();
         desk.more = true;
@@ -144,7 +145,7 @@ impl Clerk {
         }
     }
 
-    /// Tries again what could not be done before.
+    /// Retries what failed before.
     pub fn tick(&self) {
         let is_due = {
             let desk = self.desk();
@@ -155,7 +156,7 @@ impl Clerk {
         }
     }
 
-    /// Nothing is to be written from now on; waits at most so long for what is being written.
+    /// Forbids writing from now on; waits at most `longest` for a write in progress.
     pub fn be_quiet(&self, longest: Duration) {
         let mut desk = self.desk();
         desk.quiet = true;
@@ -163,12 +164,12 @@ impl Clerk {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Nothing is frozen any more.
+    /// Allows writing again, as nothing is frozen any longer.
     pub fn go_on(&self) {
         self.desk().quiet = false;
     }
 
-    /// Waits at most so long until nothing is left to be done now.
+    /// Waits at most `longest` until the thread has finished.
     pub fn wait(&self, longest: Duration) {
         let desk = self.desk();
         let waited = self.0.changed.wait_timeout_while(desk, longest, |desk| desk.works);
@@ -197,7 +198,7 @@ impl Clerk {
         }
     }
 
-    /// False if nothing may be written.
+    /// Returns false if nothing may be written.
     fn begin_writing(&self) -> bool {
         let mut desk = self.desk();
         desk.writes = !desk.quiet;
@@ -229,10 +230,10 @@ impl Clerk {
         Ok(())
     }
 
-    /// Files one; false if nothing may be written now.
+    /// Files one receipt. Returns false if nothing may be written now.
     fn file(&self, receipt: Receipt) -> Result<bool, String> {
         let id = receipt.id.clone();
-        // (A guest's own key may have to be made anew, which is a file as well.)
+        // Covers the signature as well: the guest's key may have to be created, which writes a file.
         if !self.begin_writing() {
             return Ok(false);
         }
@@ -304,7 +305,7 @@ mod tests {
     #[test]
     fn what_cannot_be_written_is_kept_and_written_later() {
         let folder = tempfile::tempdir().unwrap();
-        // Neither the tray nor the cabinet can be made where there are files.
+        // Neither the tray nor the cabinet can be created where a file has the name.
         let (no_tray, directory) = (folder.path().join("file"), folder.path().join("kept"));
         std::fs::write(&no_tray, "").unwrap();
         std::fs::write(&directory, "").unwrap();

@@ -1,4 +1,5 @@
-//! What a freeze takes hold of, and what not and why, in the words of a receipt. All of it is read before anything is frozen.
+//! Lists what a freeze covers, and what it does not cover and why, as entries of a receipt. All of it is read
+//! before anything is frozen.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,9 +13,10 @@ use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 use crate::sys::udev;
 
-/// Disks of one file system.
+/// Limit on the disks of one file system.
 const MOST_DISKS: usize = 16;
-/// File systems of others that are worth a line, as people may keep data on them. (All else that is on no disk is the kernel's.)
+/// File systems of other kinds that are worth an entry, as people may keep data on them. (All others without a
+/// disk belong to the kernel.)
 const ELSEWHERE: &[&str] = &[
     "9p",
     "afs",
@@ -34,18 +36,19 @@ const ELSEWHERE: &[&str] = &[
     "virtiofs",
 ];
 
-/// What is frozen, in the order of the targets; and what is not.
+/// Lists of what is frozen, in the order of the targets, and of what is not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// One for each target.
+    /// Entries of the targets, in their order.
     pub volumes: Vec<Volume>,
-    /// The others.
+    /// Entries of the mounts that are not frozen.
     pub not_frozen: Vec<NotFrozen>,
-    /// How many there are besides.
+    /// Number of further mounts without an entry.
     pub left_out: u64,
 }
 
-/// What the targets are, and what of the mounts is not among them. `is_choice` says that the caller has named what it wants.
+/// Describes the targets, and the mounts that are not among them. `is_choice` says that the caller has named the
+/// mount points.
 pub fn of(
     root: &Root,
     mounts: &[Mount],
@@ -82,7 +85,7 @@ pub fn of(
         if !seen.insert(mount.device) {
             continue;
         }
-        // Where the whole of it is mounted, rather than a directory of it.
+        // Prefer a mount of the whole file system to one of a directory in it.
         let of_it = |other: &&Mount| other.device == mount.device && other.root == "/";
         let mount = mounts.iter().rev().find(of_it).unwrap_or(mount);
         let Some(reason) = why_not(mount, is_choice) else { continue };
@@ -100,7 +103,7 @@ pub fn of(
     inventory
 }
 
-/// Why what is mounted there is no target; nothing if nobody keeps data on it.
+/// Returns why a mount is not a target; none if nobody keeps data there.
 fn why_not(mount: &Mount, is_choice: bool) -> Option<String> {
     let reason = match mount.kind.as_str() {
         _ if counts(mount) && is_choice => "not asked for",
@@ -118,7 +121,7 @@ fn disk(disk: &KnownDisk) -> Disk {
     Disk { file: disk.file.clone(), serial: serial.unwrap_or_default() }
 }
 
-/// The devices that a file system lives on, and those below them.
+/// Returns the devices that a file system is stored on, and those below them.
 fn below(device: Device, stack: &BlockStack) -> BTreeSet<Device> {
     let mut found = BTreeSet::new();
     let mut next = stack.disks.get(&device).cloned().unwrap_or_default();
@@ -131,9 +134,9 @@ fn below(device: Device, stack: &BlockStack) -> BTreeSet<Device> {
     found
 }
 
-/// The UUID of a file system, as udev knows it.
+/// Returns the UUID of a file system, as known to udev.
 fn uuid(root: &Root, device: Device, stack: &BlockStack) -> String {
-    // btrfs has a number of its own, and its disks have the UUID.
+    // btrfs has a device number of its own; its disks have the UUID.
     let own = if device.0 == 0 {
         stack.disks.get(&device).and_then(|disks| disks.first().copied())
     } else {

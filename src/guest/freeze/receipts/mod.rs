@@ -1,12 +1,13 @@
-//! The receipts of freezes: made when a freeze is over, put where they outlast this process, and then signed and filed.
+//! Receipts of freezes: made when a freeze has ended, put where they outlast this process, then signed and filed.
 //!
 //! ```text
 //!  keeper, or guardian ──▶ tray (beside the marker, in memory) ──▶ clerk's thread: sign ──▶ cabinet (on a disk)
 //!     after the thaw         outlasts the agent, not the boot         not while frozen       90 days, 1,000 receipts
 //! ```
 //!
-//! The [`tray`] is what makes sure that no receipt is lost with the agent; the [`cabinet`] is a directory that anybody with root
-//! reads; the [`clerk`] brings what is in the first to the second. None of them makes a thaw fail, or wait.
+//! The [`tray`] ensures that no receipt is lost with the agent. The [`cabinet`] is a directory that everybody with
+//! root can read. The [`clerk`] moves receipts from the first to the second. None of them can make a thaw fail or
+//! wait.
 
 pub mod cabinet;
 pub mod clerk;
@@ -23,14 +24,14 @@ use crate::receipt::{Caller, Machine, Moment, Receipt, SCHEMA};
 use crate::sys::clock;
 use crate::sys::root::Root;
 
-/// What of a receipt others are told.
+/// Summary of a receipt for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
-    /// Its id.
+    /// ID of the receipt.
     pub id: String,
-    /// The level, in one word.
+    /// Level in one word.
     pub level: &'static str,
-    /// Why not more.
+    /// Reasons why the level is not higher.
     pub reasons: Vec<String>,
 }
 
@@ -40,7 +41,7 @@ impl From<&Receipt> for Told {
     }
 }
 
-/// Now.
+/// Returns the present time, by all clocks that a receipt records.
 pub fn now() -> Moment {
     let boottime = clock::since_boot().unwrap_or_default();
     Moment {
@@ -49,7 +50,7 @@ pub fn now() -> Moment {
     }
 }
 
-/// A receipt of a freeze that this caller asks for now.
+/// Creates the receipt of a freeze that `caller` requests now.
 pub fn begin(root: &Root, caller: Caller) -> Receipt {
     let identity::Identity { boot_id, dmi_uuid, .. } = identity::identity(root);
     let mut receipt = Receipt {
@@ -64,14 +65,14 @@ pub fn begin(root: &Root, caller: Caller) -> Receipt {
     receipt
 }
 
-/// 128 bits from the kernel.
+/// Returns a random ID of 128 bits from the kernel.
 fn id(root: &Root) -> String {
     let mut bytes = [0; 16];
     let random =
         std::fs::File::open(root.path("/dev/urandom")).and_then(|mut file| file.read_exact(&mut bytes));
     match random {
         Ok(()) => format!("{:032x}", u128::from_be_bytes(bytes)),
-        // A little less of them.
+        // The fallback has slightly fewer random bits.
         Err(_) => root.line("/proc/sys/kernel/random/uuid").replace('-', ""),
     }
 }

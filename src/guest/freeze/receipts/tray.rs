@@ -1,5 +1,5 @@
-//! Receipts that are not filed yet: a directory beside the marker of a freeze, where whoever thaws in place of the agent puts one,
-//! too.
+//! Receipts that are not filed yet: a directory beside the marker of a freeze. A process that thaws in place of
+//! the agent puts its receipt there as well.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use crate::receipt::{Receipt, is_id};
 use crate::sys::files;
 
 const NAME: &str = "guestlet.receipts";
-/// Receipts that wait; there are no more freezes than that between two tries to file them.
+/// Limit on the waiting receipts; there are never more freezes between two attempts to file them.
 const MOST: usize = 64;
-/// Bytes of one: it is not cut yet.
+/// Size limit of a receipt in bytes, before it is cut to its final size.
 const MOST_BYTES: u64 = 1 << 20;
 
 fn directory(folder: &Path) -> PathBuf {
@@ -21,10 +21,10 @@ fn path(folder: &Path, id: &str) -> PathBuf {
     directory(folder).join(id)
 }
 
-/// Puts a receipt there. When this returns, it outlasts this process.
+/// Writes a receipt to the tray. When this returns, it outlasts this process.
 ///
 /// # Errors
-/// As mkdir(2), open(2), write(2), fsync(2) and rename(2) give them; if there are too many.
+/// The errors of mkdir(2), open(2), write(2), fsync(2) and rename(2); also if there are too many.
 pub fn put(folder: &Path, receipt: &Receipt) -> io::Result<()> {
     let directory = directory(folder);
     super::cabinet::make(&directory)?;
@@ -35,14 +35,15 @@ pub fn put(folder: &Path, receipt: &Receipt) -> io::Result<()> {
     files::replace_synced(&path(folder, &receipt.id), &text)
 }
 
-/// The ids of those that are there.
+/// Returns the IDs of the waiting receipts.
 pub fn ids(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory(folder)).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| is_id(name)).take(MOST).collect()
 }
 
-/// The receipt of this id; nothing if there is none, or what is there is none, which is removed.
+/// Reads the receipt with this ID. Returns none if it does not exist or is unreadable; an unreadable one is
+/// removed.
 pub fn get(folder: &Path, id: &str) -> Option<Receipt> {
     let path = path(folder, id);
     let bytes = match files::read_at_most(&path, MOST_BYTES) {
@@ -60,7 +61,7 @@ pub fn get(folder: &Path, id: &str) -> Option<Receipt> {
     receipt
 }
 
-/// The receipt of this id is filed.
+/// Removes the receipt with this ID, as it has been filed.
 pub fn remove(folder: &Path, id: &str) {
     files::remove(&path(folder, id));
 }

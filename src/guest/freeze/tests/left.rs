@@ -1,4 +1,4 @@
-//! What an agent that is gone has left.
+//! Tests what an agent that has ended leaves behind.
 
 use super::*;
 use crate::guest::freeze::begin;
@@ -22,7 +22,7 @@ async fn an_agent_that_finds_a_marker_starts_frozen() {
 }
 
 impl Lab {
-    /// What an agent that had frozen `/b` for libvirt leaves behind.
+    /// Creates what an agent that had frozen `/b` for libvirt leaves behind.
     fn leave_marker(&self, process: (u32, u64)) {
         let marker = Marker::new(self.folder.path(), &self.guest.root);
         let mut freeze = marker.begin("libvirt");
@@ -37,7 +37,7 @@ impl Lab {
 async fn no_new_freeze_overtakes_one_that_was_left() {
     let lab = Lab::new(&[]);
     begin(&lab.guest).unwrap();
-    // As by another agent, after this one has begun.
+    // As if left by another agent after this one has begun.
     lab.leave_marker((1, 1));
     let error = words(&lab.freeze().await.unwrap_err());
     assert!(
@@ -50,7 +50,7 @@ async fn no_new_freeze_overtakes_one_that_was_left() {
     assert!(held.starts_with("libvirt requested a freeze"), "{held}");
     assert_eq!(lab.thaw().await.unwrap(), 1);
     lab.is_clean();
-    // A thaw looks, too.
+    // A thaw checks for a marker, too.
     lab.leave_marker((1, 1));
     assert_eq!(lab.thaw().await.unwrap(), 1);
     lab.is_clean();
@@ -97,8 +97,8 @@ async fn a_freeze_that_ended_with_the_agent_is_an_event_of_the_next_run_once() {
     lab.is_clean();
 }
 
-/// What had not quite been frozen when the agent was killed is frozen only after its thaw; the thaw of what is on it waited
-/// for it for half a minute.
+/// A file system that had not quite been frozen when the agent was killed becomes frozen only after its thaw. The
+/// thaw of the one stored on it used to wait for it for half a minute.
 #[tokio::test]
 async fn what_is_frozen_late_does_not_keep_waiting_what_is_on_it() {
     let lab = Lab::new(&[]);
@@ -121,7 +121,7 @@ async fn what_is_frozen_late_does_not_keep_waiting_what_is_on_it() {
     });
     let mut done = done.await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    // Both end at one moment, and either may be the first to say so.
+    // Both end at the same time, in either order.
     done.thawed.sort();
     assert_eq!((done.thawed, done.problems), (vec!["/a".to_owned(), "/c".to_owned()], Vec::new()));
     assert_eq!(lab.machine.frozen(), [""; 0]);

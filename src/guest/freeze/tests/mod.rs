@@ -1,4 +1,4 @@
-//! The keeper on a machine of the tests' own: file systems that freeze, refuse, fail and hang as they are told.
+//! Tests the keeper on a simulated machine whose file systems freeze, refuse, fail or hang as configured.
 
 #![allow(clippy::disallowed_methods)]
 
@@ -24,7 +24,7 @@ use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 use crate::wire::proto::v1;
 
-/// What the file systems at `/a`, `/b` and `/c` do when they are frozen.
+/// Behaviour of the file systems at `/a`, `/b` and `/c` when they are frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Does {
     Freeze,
@@ -41,15 +41,16 @@ struct Machine {
 #[derive(Debug, Default)]
 struct Disks {
     does: BTreeMap<String, Option<Does>>,
-    /// How often each is frozen, and in which order.
+    /// Mount points that are frozen, in order; one entry for each nested freeze.
     frozen: Vec<String>,
-    /// Everything that was done.
+    /// Log of all operations.
     log: Vec<String>,
     descriptors: BTreeMap<i32, String>,
-    /// Those that hang have been asked.
+    /// Number of freezes that hang.
     hanging: usize,
     released: bool,
-    /// The freeze of the first one comes to its end when the second, which is on it, is being thawed.
+    /// Pair of file systems: the freeze of the first completes only when the second, which is stored on it, is
+    /// being thawed.
     late: Option<(String, String)>,
 }
 
@@ -171,7 +172,7 @@ impl Lab {
         Marker::new(self.folder.path(), &self.guest.root).find()
     }
 
-    /// Nothing is left of a freeze.
+    /// Checks that nothing is left of a freeze.
     #[track_caller]
     fn is_clean(&self) {
         assert_eq!(self.machine.frozen(), [""; 0]);
@@ -229,7 +230,7 @@ async fn some_by_their_mount_points() {
 #[tokio::test]
 async fn what_cannot_be_frozen_is_passed_over_and_what_others_froze_is_thawed() {
     let lab = Lab::new(&[("/a", Does::Fail(Errno::EOPNOTSUPP)), ("/b", Does::Fail(Errno::EBUSY))]);
-    // Twice, by somebody else.
+    // Frozen twice by somebody else.
     lab.machine.state.lock().unwrap().frozen = vec!["/b".to_owned(), "/b".to_owned()];
     assert_eq!(lab.freeze().await.unwrap(), 1);
     assert_eq!(lab.thaw().await.unwrap(), 2);
@@ -289,7 +290,7 @@ async fn a_thaw_ends_a_freeze_that_hangs() {
         assert_eq!(lab.machine.frozen(), ["/c"]);
         let thaw = lab.thaw();
         tokio::pin!(thaw);
-        // What is frozen is thawed at once; that which hangs, as soon as it comes back.
+        // What is frozen is thawed at once; the one that hangs, as soon as its freeze returns.
         tokio::select! {
             outcome = &mut thaw => panic!("{outcome:?}"),
             () = lab.machine.until("thawed", |disks| disks.frozen.is_empty()) => {}

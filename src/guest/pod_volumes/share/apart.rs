@@ -1,17 +1,18 @@
-//! Takes shares away from their places, also when their server is dead.
+//! Unmounts shares, also when their server is dead.
 //!
 //! ```text
-//!  the server answers, or other ──▶ umount(2) ──done──▶ gone
-//!  mounts have the file system         │ └──in use, and it answers──▶ refused, with who uses it
+//!  the server answers, or other ──▶ umount(2) ──done──▶ removed
+//!  mounts have the file system         │ └──in use, and it answers──▶ refused, with its users
 //!                                      └──in use, or hangs──┐
-//!  it does not answer ──────────────────────────────────────┴──▶ taken out of sight (MNT_DETACH) ──▶ gone
-//!                    the last mount: what waits is ended before (MNT_FORCE)
+//!  it does not answer ──────────────────────────────────────┴──▶ detached lazily (MNT_DETACH) ──▶ removed
+//!                    the last mount: what waits is aborted before (MNT_FORCE)
 //! ```
-//! `MNT_FORCE` is about the whole file system: all that waits for its server fails, for whatever mount of it, and what was not written
-//! is lost. So only the last mount is taken away by it. As long as another pod has the share, what it writes waits for the server.
+//! `MNT_FORCE` affects the whole file system: all operations that wait for the server fail, whichever mount they
+//! used, and unwritten data is lost. So it is used only for the last mount. As long as another pod uses the share,
+//! its writes wait for the server.
 //!
-//! The kernel takes a mount out of its list first, and says good-bye to the server after that: a thread that hangs there hangs
-//! alone, and holds nothing that anybody needs.
+//! The kernel first takes a mount out of its list, and then closes the session with the server. A thread that
+//! hangs in that second step holds nothing that others need.
 
 use std::io;
 use std::path::Path;
@@ -30,20 +31,21 @@ use crate::guest::volumes::holders::holders;
 use crate::sys::effects::Effects;
 use crate::sys::mountinfo::Mount;
 
-/// How long a server may take to answer before what waits for it is ended: longer than one takes to come back elsewhere
-/// is no use, since what pods wrote was written when they closed their files.
+/// Time that a server has to respond before the operations that wait for it are aborted. A longer time than a
+/// server takes to restart elsewhere is of no use, because what pods wrote was written back when they closed their
+/// files.
 const TO_ANSWER: Duration = Duration::from_secs(20);
-/// How long one that has answered may take until all is written.
+/// Time limit for writing back all data to a server that has responded.
 const TO_WRITE: Duration = Duration::from_secs(60);
-/// How long the kernel may take to end what waits, or to take a mount out of sight.
+/// Time limit for the kernel to abort the waiting operations, or to detach a mount.
 const TO_END: Duration = Duration::from_secs(5);
-/// Mounts on top of each other, at most.
+/// Limit on the mounts on top of each other at one mount point.
 const DEEPEST: usize = 64;
 
-/// Takes away all that is mounted at a place; how many mounts that were.
+/// Unmounts everything at a path, and returns the number of mounts.
 ///
 /// # Errors
-/// If somebody uses a share whose server answers, with who does.
+/// If a share whose server responds is in use; the error names the users.
 pub(in crate::guest::pod_volumes) async fn take_away(guest: &Guest, place: &Path) -> Result<usize, Error> {
     for done in 0..DEEPEST {
         let list = place::mounts(guest).await?;
@@ -55,7 +57,7 @@ pub(in crate::guest::pod_volumes) async fn take_away(guest: &Guest, place: &Path
 
 async fn take_one(guest: &Guest, mount: &Mount, list: &[Mount]) -> Result<(), Error> {
     let failed = |error| Error::system("unmount", mount.path.clone())(error);
-    // Then the server is not needed: the kernel keeps the file system for the others.
+    // With other mounts the server is not needed: the kernel keeps the file system for those.
     let has_others = is_mounted_elsewhere(mount, list);
     if has_others || answers(guest, mount, TO_ANSWER).await {
         let unmount = |effects: &dyn Effects, path: &Path| effects.unmount(path);
@@ -84,23 +86,23 @@ async fn take_one(guest: &Guest, mount: &Mount, list: &[Mount]) -> Result<(), Er
     }
 }
 
-/// Whether the file system of a mount is seen by another one, which may have something to write.
+/// Returns whether the file system has another mount, which may still have data to write.
 fn is_mounted_elsewhere(mount: &Mount, list: &[Mount]) -> bool {
     list.iter().any(|other| other.device == mount.device && other.id != mount.id)
 }
 
-/// What became of an attempt.
+/// Result of an attempt.
 enum Attempt {
-    /// The mount is not there any more.
+    /// The mount no longer exists.
     Gone,
-    /// It is there, and the kernel says why.
+    /// The mount exists, and the kernel returned this error.
     Refused(io::Error),
-    /// It is there, and nothing was said in time.
+    /// The mount exists, and the kernel did not return in time.
     Late,
 }
 
-/// Does something to what is mounted last at its path, if that is this mount. What has not begun in time is not done any more: by
-/// then something else may be there.
+/// Runs `work` on the last mount at its path, if that is this mount. Work that has not begun in time is cancelled,
+/// because by then something else may be mounted there.
 async fn attempt(
     guest: &Guest,
     mount: &Mount,
@@ -109,13 +111,13 @@ async fn attempt(
 ) -> Result<Attempt, Error> {
     let (effects, copy) = (Arc::clone(&guest.effects), mount.clone());
     let job = move |late: &Late| {
-        // It is held only while it is looked at: what is held cannot be unmounted.
+        // Held only for this check, because a mount that is held open cannot be unmounted.
         drop(effects.open_place(&copy)?);
         late.check()?;
         work(&*effects, &copy.path)
     };
     let done = late::within(patience, job).await;
-    // Whatever was said: the list has the last word.
+    // The list of mounts decides, whatever the result was.
     let list = place::mounts(guest).await?;
     let is_there = list.iter().any(|one| one.id == mount.id && one.path == mount.path);
     Ok(match done {

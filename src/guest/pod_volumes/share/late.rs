@@ -1,5 +1,5 @@
-//! Work in a thread that is waited for only so long. What has not begun to change anything by then does not do it any more: what is
-//! there later may be something else.
+//! Runs work on a thread that is waited for only for a limited time. Work that has not begun to change anything by
+//! then is cancelled, because something else may be mounted there later.
 
 use std::io;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use nix::errno::Errno;
 
 use crate::sys::blocking;
 
-/// Whether somebody still waits.
+/// Flag that tells the work whether its caller is still waiting.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Late(Arc<AtomicBool>);
 
 impl Late {
-    /// To be asked right before something is changed.
+    /// Checks whether the caller is still waiting. To be called immediately before a change.
     ///
     /// # Errors
-    /// `ECANCELED` if nobody waits any more.
+    /// `ECANCELED` if the caller no longer waits.
     pub fn check(&self) -> io::Result<()> {
         if self.0.load(Ordering::SeqCst) { Err(Errno::ECANCELED.into()) } else { Ok(()) }
     }
 }
 
-/// The outcome of the work; `None` if it takes longer than `patience`.
+/// Returns the outcome of the work, or `None` if it takes longer than `patience`.
 pub(super) async fn within<T: Send + 'static>(
     patience: Duration,
     work: impl FnOnce(&Late) -> io::Result<T> + Send + 'static,

@@ -1,21 +1,23 @@
-//! Shares: volumes that no disk of this guest holds, but an NFS server that many nodes mount from at a time.
+//! Shares: volumes that are not on a disk of this guest, but on an NFS server from which many nodes mount at a
+//! time.
 //!
 //! ```text
 //!  server ──stage──▶ mounted at the volume's place ──publish──▶ bound to a pod's place
-//!           moved: it is taken away there, and ────────────────▶ bound over that
+//!           moved: it is unmounted there, and ───────────────▶ bound over that
 //!                  mounted from the new one
 //! ```
-//! As of disks, what is staged and published is what the kernel's list of mounts says. A server may be dead, and whoever asks
-//! its file system for anything then waits for minutes, or for ever. So nothing here asks it but in a thread that is waited for
-//! only so long (`server`, `mounts`); and `apart` takes away what does not answer, without harm to who still has it.
+//! As with disks, the kernel's list of mounts decides what is staged and published. A server may be dead; a call
+//! to its file system then blocks for minutes, or forever. So such calls are made only on threads that are waited
+//! for only for a limited time (`server`, `mounts`); and `apart` unmounts what does not respond, without harm to
+//! others that use it.
 //!
-//! **A server that has moved** (`moved`) is known by another address for the same path. Nobody but the agent uses the mount at
-//! the volume's place, so the old one is taken away when the new one is made. Over what pods have the new one is bound, so that at
-//! no moment their place is without the share: what is below goes when the place is left. A container that runs keeps the mount
-//! that it was started with. It gets errors from there (or waits, if the mount options say `hard`), and the new server when it is
-//! started again.
+//! **A server that has moved** (`moved`) has a different address for the same path. Only the agent uses the mount
+//! at the volume's place, so the old mount is removed there when the new one has been made. The new one is
+//! bind-mounted over the mounts of pods, so that their place is never without the share; the old mount below is
+//! removed at unpublish. A running container keeps the mount with which it was started. Its operations fail (or
+//! wait, if the mount options have `hard`), and it gets the new server when it is restarted.
 //!
-//! `options` are the mount options, and `late` waits for threads only so long.
+//! `options` computes the mount options, and `late` waits for threads for a limited time.
 
 pub(super) mod apart;
 mod late;
@@ -37,35 +39,35 @@ use crate::sys::mountinfo::Mount;
 pub use moved::find_again;
 use server::answers;
 
-/// How long a server may take to answer where somebody waits for its share.
+/// Time limit for a response of the server while a caller waits for its share.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A share, as the host half says where it is.
+/// Share, with its location as given by the host half.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// The volume's name.
+    /// Name of the volume.
     pub volume: String,
-    /// Its server.
+    /// Address of its server.
     pub server: IpAddr,
-    /// What the server serves it as.
+    /// Path under which the server exports it.
     pub path: String,
-    /// How whoever runs the server wants it to be mounted; nothing if that is not said.
+    /// Mount options that the operator of the server recommends. If empty, the agent's own are used.
     pub options: Vec<String>,
 }
 
-/// How a share is used.
+/// Use of a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
-    /// As for mount(8).
+    /// Mount options, as for mount(8).
     pub options: Vec<String>,
-    /// Nobody on this node writes to it.
+    /// True if nobody on this node may write to it.
     pub read_only: bool,
-    /// No second pod may have it.
+    /// True if no second pod may use it.
     pub single: bool,
 }
 
 impl Share {
-    /// As the kernel calls it: `10.0.0.1:/pvc-1`.
+    /// Returns the source as the kernel lists it: `10.0.0.1:/pvc-1`.
     fn source(&self) -> String {
         match self.server {
             IpAddr::V4(address) => format!("{address}:{}", self.path),
@@ -73,7 +75,7 @@ impl Share {
         }
     }
 
-    /// Whether this mount is of the share, from whatever server.
+    /// Returns whether a mount is of this share, from whatever server.
     fn is_shown_by(&self, mount: &Mount) -> bool {
         is_share(mount) && mount.source.split_once(":/").is_some_and(|(_, path)| path == &self.path[1..])
     }
@@ -83,12 +85,12 @@ impl Share {
     }
 }
 
-/// Whether a mount is a share.
+/// Returns whether a mount is a share.
 pub(super) fn is_share(mount: &Mount) -> bool {
     matches!(mount.kind.as_str(), "nfs" | "nfs4")
 }
 
-/// What is mounted last at a place, if that is a share.
+/// Returns the last mount at a path, if that is a share.
 pub(super) fn at<'m>(list: &'m [Mount], place: &Path) -> Option<&'m Mount> {
     last(list, place).filter(|mount| is_share(mount))
 }
@@ -97,18 +99,20 @@ fn last<'m>(list: &'m [Mount], place: &Path) -> Option<&'m Mount> {
     list.iter().rfind(|mount| mount.path == place)
 }
 
-/// Something else is mounted where a share is wanted.
+/// Returns the error that something else is mounted where a share is wanted.
 fn otherwise(there: &Mount) -> Error {
     let found = format!("{} ({}, {})", there.source, there.kind, there.flags);
     Error::Otherwise { place: there.path.clone(), found }
 }
 
-/// Mounts a share at its place, unless it is; anew, if it is there from a server at another address, which does not answer.
+/// Mounts a share at its staging path, unless it is mounted there. It is mounted again if it is there from a
+/// server at a different address which does not respond.
 ///
-/// kubelet repeats the address that it was told when the volume was attached: what answers is better.
+/// kubelet repeats the address from the time when the volume was attached, so a server that responds takes
+/// precedence over that address.
 ///
 /// # Errors
-/// If the server does not answer or refuses, the kernel has no NFS, or something else is there.
+/// If the server does not respond or refuses, the kernel has no NFS, or something else is mounted there.
 pub async fn stage(guest: &Guest, share: &Share, staging: &str, usage: &Usage) -> Result<(), Error> {
     let _operation = begin(guest, &share.volume, "it is being staged").await?;
     let place = place::existing(guest, staging).await?;
@@ -125,7 +129,7 @@ pub async fn stage(guest: &Guest, share: &Share, staging: &str, usage: &Usage) -
             return Err(otherwise(there));
         }
         Some(there) if there.source == source || answers(guest, there, PATIENCE).await => {
-            // The agent may have ended right after it was mounted.
+            // The agent may have ended between mounting it and making the mount private.
             let (effects, there) = (Arc::clone(&guest.effects), there.clone());
             let set = move || effects.set_private(&effects.open_place(&there)?);
             look(&place, set).await?.map_err(Error::system("keep to itself what is mounted at", &place))?;
@@ -139,17 +143,17 @@ pub async fn stage(guest: &Guest, share: &Share, staging: &str, usage: &Usage) -
     moved::follow(guest, share, &place).await
 }
 
-/// Makes the folder that a share is mounted on.
+/// Creates the directory on which a share is mounted.
 async fn make_folder(place: &Path) -> Result<(), Error> {
     let folder = place.to_owned();
     let make = move || place::ignore_existing(std::fs::DirBuilder::new().mode(0o750).create(folder));
     look(place, make).await?.map_err(Error::system("create the directory", place))
 }
 
-/// Shows a share that is staged to a pod, unless it is.
+/// Publishes a staged share to a pod, unless it is published already.
 ///
 /// # Errors
-/// If it is not staged, its server does not answer, or something else is there.
+/// If it is not staged, its server does not respond, or something else is mounted there.
 pub async fn publish(
     guest: &Guest,
     share: &Share,
@@ -169,7 +173,7 @@ pub async fn publish(
     if !share.is_shown_by(staged) {
         return Err(not_staged("it is not the share"));
     }
-    // A part of it that kubelet has bound for a container is no other pod's.
+    // A part of it that kubelet has bind-mounted for a container does not count as another pod.
     let is_other = |mount: &&Mount| {
         (mount.device, &mount.root) == (staged.device, &staged.root)
             && mount.path != staging
@@ -195,7 +199,7 @@ pub async fn publish(
         None => {}
     }
     make_folder(&target).await?;
-    // Of the options those are for a bind mount that are no file system's own.
+    // Only those options apply to a bind mount that are not the file system's own.
     let flags = Options::parse(&options::of_bind(&usage.options), read_only)?.flags;
     mounts::bind(guest, staged, &target, flags).await?;
     tracing::info!("volume {}: published at {}", share.volume, target.display());

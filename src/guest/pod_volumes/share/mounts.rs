@@ -1,7 +1,7 @@
-//! Makes mounts of shares, puts them at their places, and binds them to others.
+//! Makes mounts of shares, attaches them, and bind-mounts them elsewhere.
 //!
-//! A server is asked only while a mount is made, which is attached nowhere: one that comes too late is seen by nobody. What is
-//! mounted at a place is known by the number of its mount, and looked at again right before it is acted on.
+//! The server is contacted only while a mount is made, which is not attached yet; one that completes too late is
+//! never visible. A mount is identified by its ID, and looked up again immediately before it is acted on.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -22,14 +22,14 @@ use crate::sys::mountinfo::{Mount, MountList};
 use crate::sys::mounting::{How, Place, What};
 use crate::sys::root::Root;
 
-/// What the kernel calls the file system.
+/// Name of the file system in the kernel.
 const KIND: &str = "nfs4";
-/// How long a server may take to be mounted from.
+/// Time limit for making a mount from a server.
 const TO_MOUNT: Duration = Duration::from_secs(60);
-/// How long it may take to bind a mount to a place.
+/// Time limit for a bind mount.
 const TO_BIND: Duration = Duration::from_secs(10);
 
-/// Makes a mount of a share, which is attached nowhere.
+/// Makes a mount of a share without attaching it.
 pub(super) async fn make(guest: &Guest, share: &Share, usage: &Usage) -> Result<OwnedFd, Error> {
     let options = options::of(share, &usage.options, usage.read_only)?;
     let source = share.source();
@@ -55,8 +55,9 @@ pub(super) async fn make(guest: &Guest, share: &Share, usage: &Usage) -> Result<
     })
 }
 
-/// Attaches what was made to a folder that has nothing mounted on it. If that is `instead` of something, that is taken away before:
-/// to mount over it would need its server, where a program holds the lock of its uppermost folder while it waits for that.
+/// Attaches the mount to a directory on which nothing is mounted. A mount that it replaces (`instead`) is
+/// unmounted before. Mounting over that one could block on its server, because a process that waits for the server
+/// may hold the lock of the root directory.
 pub(super) async fn put(
     guest: &Guest,
     made: OwnedFd,
@@ -79,7 +80,7 @@ pub(super) async fn put(
     look(place, attach).await?.map_err(failed)
 }
 
-/// Opens a folder that has nothing mounted on it.
+/// Opens a directory on which nothing is mounted.
 fn free(root: &Root, path: &Path) -> io::Result<Place> {
     let folder = Place::open_mounted_folder(path)?;
     match last(&MountList::open(root)?.read()?, path) {
@@ -88,13 +89,13 @@ fn free(root: &Root, path: &Path) -> io::Result<Place> {
     }
 }
 
-/// Binds what is staged to a folder that has nothing mounted on it.
+/// Bind-mounts the staged mount on a directory on which nothing is mounted.
 pub(super) async fn bind(guest: &Guest, staged: &Mount, place: &Path, flags: MsFlags) -> Result<(), Error> {
     let root = guest.root.clone();
     bind_to(guest, staged, place, flags, move |path| free(&root, path)).await
 }
 
-/// Binds what is staged over another mount of the share, with its flags.
+/// Bind-mounts the staged mount over another mount of the share, with the flags of that one.
 pub(super) async fn bind_over(guest: &Guest, staged: &Mount, old: &Mount) -> Result<(), Error> {
     let flags = [
         ("ro", MsFlags::MS_RDONLY),
@@ -107,8 +108,8 @@ pub(super) async fn bind_over(guest: &Guest, staged: &Mount, old: &Mount) -> Res
     bind_to(guest, staged, &old.path, flags, move |_| effects.open_place(&below)).await
 }
 
-/// Binds what is staged to the place that is opened so. A thread that waits for the lock of a folder that a dead server has waits
-/// alone: one for each place.
+/// Bind-mounts the staged mount on the place that `open` returns. Only one thread for each place can hang on the
+/// lock of a directory of a dead server.
 async fn bind_to(
     guest: &Guest,
     staged: &Mount,
@@ -134,7 +135,7 @@ async fn bind_to(
         return Err(Error::Silent { what: place.to_owned(), seconds: TO_BIND.as_secs() });
     };
     done.map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
-        // It went in between.
+        // The staged mount or the target disappeared in between.
         Some(Errno::ESTALE) => {
             Error::NotStaged { place: staged.path.clone(), found: "what was staged is gone" }
         }

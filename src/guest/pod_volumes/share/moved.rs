@@ -1,8 +1,8 @@
-//! A share whose server has moved, which is known by another address for the same path: it is staged from there, and bound over what
-//! pods have from before.
+//! Follows a share whose server has moved to a different address, with the same path: it is staged from there, and
+//! bind-mounted over the older mounts of pods.
 //!
-//! Which mounts are the volume's is what kubelet has noted beside each of its places. The path that a server serves is not enough:
-//! anybody may have another server serve the same.
+//! kubelet's record beside each path tells which mounts belong to the volume. The path on the server is not
+//! enough, because a different server may export the same one.
 
 use std::path::{Path, PathBuf};
 
@@ -16,13 +16,13 @@ use crate::sys::error_chain;
 use crate::sys::mountinfo::Mount;
 use crate::sys::root::Root;
 
-/// Where kubelet stages a volume, and shows it to a pod: the last part of the path.
+/// Last components of the paths where kubelet stages a volume, and publishes it to a pod.
 const STAGED: &str = "globalmount";
 const SHOWN: &str = "mount";
-/// What kubelet has noted of a volume, in the folder that its place is in.
+/// Name of kubelet's record of a volume, in the parent directory of its mount point.
 const NOTE: &str = "vol_data.json";
 
-/// What kubelet has noted of a volume.
+/// Record that kubelet has made of a volume.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Note {
@@ -30,11 +30,11 @@ struct Note {
     volume_handle: String,
 }
 
-/// Has the share that is mounted at a path mounted from where `ask` says that it is served now, wherever it is seen; whether that
-/// was another place. Only while mounts are changed nothing else is done to the volume.
+/// Mounts the share at `path` again, from the location that `ask` returns, at all its places. Returns whether the
+/// location had changed. Other operations on the volume are excluded only while mounts are changed.
 ///
 /// # Errors
-/// If the new server does not answer or refuses.
+/// If the new server does not respond or refuses.
 pub async fn find_again<F: Future<Output = Option<Share>>>(
     guest: &Guest,
     path: &str,
@@ -71,11 +71,12 @@ pub async fn find_again<F: Future<Output = Option<Share>>>(
     Ok(true)
 }
 
-/// Binds what is staged over what pods have of the share from before. Where that fails is told, and looked at again the next time.
+/// Bind-mounts the staged share over older mounts of it that pods have. Failures are logged, and retried the next
+/// time.
 pub(super) async fn follow(guest: &Guest, share: &Share, staging: &Path) -> Result<(), Error> {
     let list = place::mounts(guest).await?;
     let Some(staged) = at(&list, staging) else { return Ok(()) };
-    // Nearly always there is none.
+    // Usually there are none.
     let is_old = |mount: &Mount| share.is_shown_by(mount) && mount.device != staged.device;
     if !list.iter().any(is_old) {
         return Ok(());
@@ -99,7 +100,7 @@ pub(super) async fn follow(guest: &Guest, share: &Share, staging: &Path) -> Resu
     Ok(())
 }
 
-/// The mounts of a share that are seen at places of its volume.
+/// Returns the mounts of a share at places that belong to its volume.
 async fn of_volume<'m>(guest: &Guest, share: &Share, list: &'m [Mount]) -> Result<Vec<&'m Mount>, Error> {
     let root = guest.pod_volumes.root()?.to_owned();
     let root = look(&root.clone(), move || std::fs::canonicalize(&root).unwrap_or(root)).await?;
@@ -117,7 +118,7 @@ async fn of_volume<'m>(guest: &Guest, share: &Share, list: &'m [Mount]) -> Resul
     Ok(found.into_iter().zip(is_its).filter_map(|(mount, is_its)| is_its.then_some(mount)).collect())
 }
 
-/// The volume that kubelet has noted for a place.
+/// Returns the volume that kubelet has recorded for a place.
 fn noted(place: &Path) -> Option<String> {
     let note: PathBuf = place.parent()?.join(NOTE);
     let note = Root::default().read(note.to_str()?).ok()?;

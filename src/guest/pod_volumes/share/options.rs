@@ -1,9 +1,10 @@
-//! The options that a share is mounted with. Pure.
+//! Mount options of a share. Pure.
 //!
-//! Whoever runs the server says which he recommends, and the claim's storage class which come on top. Where nobody says any,
-//! they are those that Longhorn, whose servers Harvester has, uses itself. With `softerr` a request that is not answered for
-//! minutes fails (`ETIMEDOUT`): programs see an error, and a node is not left with processes that nothing ends. `hard`, for
-//! those who would rather wait, is a mount option like others.
+//! The operator of the server recommends options, and the storage class of the claim adds to them. If none are
+//! recommended, those are used that Longhorn, which provides Harvester's share servers, uses itself. With
+//! `softerr` a request that is not answered for minutes fails (`ETIMEDOUT`): programs get an error, and a node is
+//! not left with processes that nothing can end. To wait instead, the mount option `hard` can be set like any
+//! other.
 
 use super::Share;
 use crate::guest::pod_volumes::Error;
@@ -11,20 +12,20 @@ use crate::guest::volumes;
 use crate::guest::volumes::options::Options;
 use crate::sys::mountinfo::Mount;
 
-/// If nobody says any.
+/// Options that are used if none are recommended.
 const USUAL: [&str; 5] = ["vers=4.1", "noresvport", "softerr", "timeo=600", "retrans=5"];
-/// For mount.nfs(8), which is not used here.
+/// Options of mount.nfs(8), which is not used here; ignored.
 const IGNORED: [&str; 4] = ["bg", "fg", "retry", "sloppy"];
-/// Those of a mount that also count for what is bound of it.
+/// Flags that also apply to bind mounts of a share.
 const BOUND: [&str; 3] = ["nosuid", "nodev", "noexec"];
-/// Said by the share itself.
+/// Options that the share itself sets.
 const REFUSED: [&str; 4] = ["addr", "clientaddr", "mountaddr", "mountproto"];
 
 fn name(option: &str) -> &str {
     option.split('=').next().unwrap_or_default()
 }
 
-/// Those of a share, with those of its claim.
+/// Returns the options of a share together with those of its claim.
 ///
 /// # Errors
 /// If one of them cannot be used.
@@ -34,7 +35,7 @@ pub(super) fn of(share: &Share, claims: &[String], read_only: bool) -> Result<Op
     let all: Vec<_> = recommended.iter().chain(claims).cloned().collect();
     let parsed = Options::parse(&all, read_only)?;
     let mut options = Options { flags: parsed.flags, data: String::new() };
-    // The last word counts. The kernel takes them in this order, too, but for its flags of versions.
+    // The last version wins. For other options the kernel itself applies them in order; for versions it does not.
     let is_version = |option: &str| matches!(name(option), "vers" | "nfsvers" | "minorversion");
     let version = parsed.data.split(',').rfind(|option| is_version(option)).unwrap_or("vers=4.1");
     if !matches!(version.split_once('='), Some(("vers" | "nfsvers", value)) if value.starts_with('4')) {
@@ -57,11 +58,12 @@ fn wrong(option: &str, problem: &'static str) -> Error {
     volumes::Error::wrong(format!("the mount option {option:?}"), problem).into()
 }
 
-/// Those that a share is mounted with, for a mount of it from elsewhere: all but those that say where its server is, or what it said.
+/// Returns the options of an existing mount, for a mount of the same share from elsewhere: all but those that name
+/// the server or were negotiated with it.
 pub(super) fn of_mount(mount: &Mount) -> Vec<String> {
     const OF_THE_SERVER: [&str; 7] =
         ["addr", "clientaddr", "mountaddr", "namlen", "local_lock", "proto", "port"];
-    // Both lists say whether it is read-only, which is asked for by itself.
+    // Both lists contain the read-only state, which the caller passes separately.
     let is_kept = |option: &&str| {
         !matches!(*option, "ro" | "rw") && (*option == "proto=rdma" || !OF_THE_SERVER.contains(&name(option)))
     };
@@ -69,7 +71,7 @@ pub(super) fn of_mount(mount: &Mount) -> Vec<String> {
     all.filter(is_kept).map(str::to_owned).collect()
 }
 
-/// Those of a claim that also count for what is bound of a share; the others are the file system's.
+/// Returns the options of a claim that also apply to bind mounts of a share; the others belong to the file system.
 pub(super) fn of_bind(claims: &[String]) -> Vec<String> {
     let all = claims.iter().flat_map(|some| some.split(','));
     all.filter(|option| BOUND.contains(option)).map(str::to_owned).collect()

@@ -1,5 +1,5 @@
-//! Asks the server of a share whether it answers. It may be dead, and whoever asks it then waits for minutes, or for ever: so only
-//! a thread does, which is waited for only so long, and there is one for each share at a time.
+//! Checks whether the server of a share responds. A call to a dead server blocks for minutes, or forever, so it is
+//! made on a thread that is waited for only for a limited time, and by only one thread for each share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use crate::guest::pod_volumes::{Thing, Turn};
 use crate::sys::blocking;
 use crate::sys::mountinfo::Mount;
 
-/// How often is looked whether a thread that asks has come back.
+/// Interval of checks whether an earlier query has returned.
 const POLL: Duration = Duration::from_millis(100);
 
-/// The turn of whoever asks the server of a share; none while somebody does.
+/// Takes the turn to query the server of a share. Returns none while a query is running.
 pub(in crate::guest::pod_volumes) fn begin(guest: &Guest, mount: &Mount) -> Option<Turn> {
     let server = Thing::Server(mount.device, mount.source.clone());
     guest.pod_volumes.turns.take(server, "its server is asked").ok()
 }
 
-/// Whether the server of a share that is mounted answers so soon. A thread that waits for it since before is waited for first: what
-/// it waits for may be over.
+/// Returns whether the server of a mounted share responds within `patience`. An earlier query that is still
+/// running is waited for first, because the server may have come back.
 pub(super) async fn answers(guest: &Guest, mount: &Mount, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     let turn = loop {
@@ -40,13 +40,13 @@ pub(super) async fn answers(guest: &Guest, mount: &Mount, patience: Duration) ->
     });
     match timeout_at(deadline, asked).await {
         Ok(Ok(_)) => true,
-        // Of other refusals it is the server that refuses.
+        // With any other error it is the server that refuses, so it responds.
         Ok(Err(error)) => !error.raw_os_error().map(Errno::from_raw).is_some_and(is_of_a_dead_server),
         Err(_) => false,
     }
 }
 
-/// Whether this comes of a server that is not there, or not the one that it was.
+/// Returns whether this error means that the server is unreachable, or has been replaced.
 pub(super) fn is_of_a_dead_server(error: Errno) -> bool {
     const CODES: [Errno; 9] = [
         Errno::EIO,

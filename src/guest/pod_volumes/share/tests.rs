@@ -1,4 +1,4 @@
-//! On a machine that is only said to mount: its list of mounts is a file.
+//! Tests shares on a machine whose mounts are simulated: its list of mounts is a file.
 
 #![allow(clippy::disallowed_methods, reason = "a test writes files")]
 
@@ -19,22 +19,22 @@ use crate::sys::mounting::{How, Place, What};
 use crate::sys::root::Root;
 use crate::sys::usage::{Usage as Room, usage};
 
-/// What the machine was asked for, and what it has mounted.
+/// Simulated machine: the requests to it, and its mounts.
 #[derive(Debug)]
 pub(crate) struct Machine {
     root: Root,
     list: PathBuf,
     mounts: Mutex<Vec<Mounted>>,
-    /// By its descriptor.
+    /// Unattached mounts by their descriptors.
     made: Mutex<BTreeMap<RawFd, (String, &'static str)>>,
-    /// What making a mount fails with, each time, from the first on.
+    /// Errors with which making a mount fails, in this order.
     pub(crate) refusals: Mutex<Vec<Errno>>,
-    /// Sources whose servers do not answer.
+    /// Sources whose servers do not respond.
     dead: Mutex<BTreeSet<String>>,
-    /// What it fails with to be mounted on or unmounted: `EBUSY` is who uses it.
+    /// Paths at which mounting and unmounting fail with this error; `EBUSY` stands for a mount that is in use.
     stuck: Mutex<BTreeMap<PathBuf, Errno>>,
     data: Mutex<Vec<String>>,
-    /// What was done to which mount, but for mounting.
+    /// Log of the operations on mounts, except for mounting.
     ended: Mutex<Vec<(&'static str, PathBuf)>>,
 }
 
@@ -76,7 +76,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What is mounted last at a path.
+    /// Returns the last mount at a path.
     pub(crate) fn shown(&self, path: &Path) -> Option<(String, &'static str)> {
         let mounts = self.mounts.lock().unwrap();
         mounts.iter().rfind(|one| one.path == path).map(|one| (one.source.clone(), one.flags))
@@ -207,7 +207,7 @@ impl Bench {
         unstage(&self.guest, "v", self.staging.to_str().unwrap()).await
     }
 
-    /// The host half says that it is served there; whether that was news.
+    /// Lets the host half report this server; returns whether that was a change.
     async fn moves_to(&self, server: &str, pod: &str) -> Result<bool, Error> {
         let told = || std::future::ready(Some(share(server)));
         find_again(&self.guest, self.pod(pod).to_str().unwrap(), told).await
@@ -218,7 +218,7 @@ impl Bench {
     }
 }
 
-/// What kubelet notes beside a place.
+/// Writes the record that kubelet keeps beside a place.
 fn note(place: &Path, volume: &str) {
     let folder = place.parent().unwrap();
     std::fs::create_dir_all(folder).unwrap();
@@ -281,15 +281,15 @@ async fn a_server_that_has_moved_is_seen_wherever_the_one_before_was() {
     bench.stage("10.0.0.2", &writable()).await.unwrap();
     bench.publish("10.0.0.2", "a", &writable()).await.unwrap();
     bench.publish("10.0.0.2", "b", &read_only()).await.unwrap();
-    // Of another volume, which another server serves by the same path.
+    // Mount of a different volume, which another server exports with the same path.
     let foreign = bench.kubelet.join("pods/c/mount");
     note(&foreign, "w");
     std::fs::create_dir(&foreign).unwrap();
     bench.machine.add(&foreign, "10.0.0.8:/pvc-1", "rw");
-    // What kubelet repeats is old, and what is there answers.
+    // The address that kubelet repeats is outdated, and the present server responds.
     bench.stage("10.0.0.1", &writable()).await.unwrap();
     assert_eq!(bench.machine.shown(&bench.staging), Some(from("10.0.0.2", "rw")));
-    // A program that waits for the dead server holds the lock of its folder, and this must not wait for it.
+    // A process that waits for the dead server holds the lock of its directory, which must not block this.
     bench.machine.dead.lock().unwrap().insert("10.0.0.2:/pvc-1".into());
     bench.machine.stuck.lock().unwrap().insert(bench.pod("a"), Errno::ETIMEDOUT);
     bench.stage("10.0.0.3", &writable()).await.unwrap();
@@ -304,7 +304,7 @@ async fn a_server_that_has_moved_is_seen_wherever_the_one_before_was() {
     assert!(!bench.moves_to("10.0.0.3", "b").await.unwrap());
     assert_eq!(bench.machine.shown(&bench.pod("a")), Some(from("10.0.0.3", "rw")));
 
-    // The host half says so, and nobody stages it.
+    // Only the host half reports the move; kubelet does not stage it again.
     assert!(bench.moves_to("10.0.0.4", "b").await.unwrap());
     assert!(!bench.moves_to("10.0.0.4", "b").await.unwrap());
     for (place, flags) in [(bench.staging.clone(), "rw"), (bench.pod("a"), "rw"), (bench.pod("b"), "ro")] {
@@ -313,11 +313,11 @@ async fn a_server_that_has_moved_is_seen_wherever_the_one_before_was() {
     let data = bench.machine.data.lock().unwrap().last().unwrap().clone();
     assert!(data.ends_with(",hard,addr=10.0.0.4"), "as before: {data}");
     assert_eq!(bench.machine.shown(&foreign), Some(from("10.0.0.8", "rw")));
-    // What refuses leaves all as it was.
+    // A server that refuses leaves all mounts as they were.
     bench.machine.refusals.lock().unwrap().push(Errno::ENOENT);
     bench.moves_to("10.0.0.5", "b").await.unwrap_err();
     assert_eq!(bench.machine.shown(&bench.staging), Some(from("10.0.0.4", "rw")));
-    // Whatever lies on top of each other goes.
+    // All mounts on top of each other are removed.
     for pod in ["a", "b"] {
         bench.unpublish(pod).await.unwrap();
     }
@@ -325,7 +325,7 @@ async fn a_server_that_has_moved_is_seen_wherever_the_one_before_was() {
     assert_eq!(bench.machine.mounts.lock().unwrap().len(), 1, "the foreign one");
 }
 
-/// `MNT_FORCE` is for the whole file system: what another pod writes would be thrown away.
+/// `MNT_FORCE` affects the whole file system: writes of another pod would be lost.
 #[tokio::test(start_paused = true)]
 async fn a_dead_server_is_given_up_only_by_its_last_mount() {
     let bench = Bench::new();
@@ -334,7 +334,7 @@ async fn a_dead_server_is_given_up_only_by_its_last_mount() {
         bench.publish("10.0.0.1", pod, &writable()).await.unwrap();
     }
     bench.machine.dead.lock().unwrap().insert("10.0.0.1:/pvc-1".into());
-    // A process of the pod still uses it.
+    // A process of the pod is still using it.
     bench.machine.stuck.lock().unwrap().insert(bench.pod("a"), Errno::EBUSY);
     for pod in ["a", "b"] {
         bench.unpublish(pod).await.unwrap();
@@ -345,7 +345,7 @@ async fn a_dead_server_is_given_up_only_by_its_last_mount() {
     assert_eq!(*bench.machine.ended.lock().unwrap(), [("abort", bench.staging.clone())]);
     assert!(bench.is_empty());
 
-    // Whoever uses what answers keeps it.
+    // With a server that responds, a mount in use is kept.
     bench.machine.dead.lock().unwrap().clear();
     let stuck = std::mem::take(&mut *bench.machine.stuck.lock().unwrap());
     bench.stage("10.0.0.1", &writable()).await.unwrap();
@@ -362,7 +362,7 @@ async fn only_what_was_looked_at_is_acted_on() {
     let list = place::mounts(&bench.guest).await.unwrap();
     let staged = last(&list, &bench.staging).unwrap();
     std::fs::create_dir(bench.pod("a")).unwrap();
-    // It went in between, and another one came.
+    // The staged mount has been removed, and replaced by another one.
     bench.unstage().await.unwrap();
     let gone = mounts::bind(&bench.guest, staged, &bench.pod("a"), MsFlags::empty()).await.unwrap_err();
     assert!(matches!(gone, Error::System { .. } | Error::NotStaged { .. }), "{gone}");
@@ -391,7 +391,7 @@ async fn what_cannot_be_mounted_says_why() {
     let error = bench.stage("10.0.0.1", &writable()).await.unwrap_err();
     assert!(matches!(error, Error::System { .. }), "{error}");
     assert!(bench.is_empty());
-    // Something else is there.
+    // Something else is mounted there.
     bench.machine.add(&bench.staging, "10.0.0.1:/pvc-2", "rw");
     let error = bench.stage("10.0.0.1", &writable()).await.unwrap_err();
     assert!(matches!(error, Error::Otherwise { .. }), "{error}");

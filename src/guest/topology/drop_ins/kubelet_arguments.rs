@@ -1,24 +1,24 @@
-//! `KUBELET_EXTRA_ARGS` in the environment file of kubelet's unit. Pure.
+//! Variable `KUBELET_EXTRA_ARGS` in the environment file of kubelet's unit. Pure.
 //!
-//! kubelet adds up what several `--node-labels` say, so ours goes behind what is there. A comment remembers what was
-//! added, so that nothing else is ever taken out again.
+//! kubelet combines several `--node-labels`, so the flag of guestlet is appended to the present value. A comment
+//! records what was added, so that nothing else is ever removed.
 
 use crate::guest::topology::Labels;
 
 const VARIABLE: &str = "KUBELET_EXTRA_ARGS=";
 const FLAG: &str = "--node-labels=";
-/// Before what was added to the variable.
+/// Beginning of the comment about a flag that was added to the variable.
 const ADDED: &str = "# guestlet added this to KUBELET_EXTRA_ARGS: ";
-/// Before what was added with the variable.
+/// Beginning of the comment about a flag that was added together with the variable.
 const ADDED_WHOLE: &str = "# guestlet added this and the line of KUBELET_EXTRA_ARGS: ";
 
-/// The text with these labels; none if nothing would be left of it.
+/// Returns the text with these labels, or `None` if it would be empty.
 ///
 /// # Errors
-/// If the variable is written in a way that cannot be added to; in words.
+/// If the variable is written in a form that cannot be extended; the reason is for people.
 pub(super) fn merged(text: &str, labels: &Labels) -> Result<Option<String>, String> {
     if labels.is_empty() && !text.lines().any(|line| added(line).is_some()) {
-        // To the byte: nothing of it is ours.
+        // Unchanged to the byte: guestlet has added nothing to it.
         return Ok((!text.is_empty()).then(|| text.to_owned()));
     }
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -37,7 +37,7 @@ pub(super) fn merged(text: &str, labels: &Labels) -> Result<Option<String>, Stri
     Ok((!lines.is_empty()).then(|| lines.join("\n") + "\n"))
 }
 
-/// The labels that were added to the text.
+/// Returns the labels that were added to the text.
 pub(super) fn labels(text: &str) -> Labels {
     let added = text.lines().find_map(|line| added(line).map(|(ours, _)| ours));
     let pairs = added.and_then(|ours| ours.strip_prefix(FLAG)).unwrap_or_default().split(',');
@@ -45,13 +45,13 @@ pub(super) fn labels(text: &str) -> Labels {
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// What the comment says was added, and whether the line with it.
+/// Parses the comment: returns the flag that was added, and whether the whole line was added with it.
 fn added(line: &str) -> Option<(&str, bool)> {
     let part = line.strip_prefix(ADDED).map(|ours| (ours, false));
     part.or_else(|| line.strip_prefix(ADDED_WHOLE).map(|ours| (ours, true)))
 }
 
-/// Undoes what the comment says.
+/// Removes what the comments say was added.
 fn take_out(lines: &mut Vec<String>) -> Result<(), String> {
     while let Some(at) = lines.iter().position(|line| added(line).is_some()) {
         let comment = lines.remove(at);
@@ -68,7 +68,7 @@ fn take_out(lines: &mut Vec<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// The line that sets the variable; the last one counts.
+/// Returns the line that sets the variable; the last one counts.
 fn variable(lines: &[String]) -> Result<Option<usize>, String> {
     let Some(at) = lines.iter().rposition(|line| line.trim_start().starts_with(VARIABLE)) else {
         return Ok(None);
@@ -86,7 +86,7 @@ fn value_of(line: &str) -> &str {
     line.trim().strip_prefix(VARIABLE).unwrap_or_default()
 }
 
-/// The value, as it is written, with more behind it.
+/// Appends the flag to the value, keeping its quotes.
 fn with(value: &str, ours: &str) -> Result<String, String> {
     let apart = |before: &str| if before.is_empty() { "" } else { " " };
     for quote in ['"', '\''] {
@@ -103,7 +103,7 @@ fn with(value: &str, ours: &str) -> Result<String, String> {
     if value.is_empty() {
         return Ok(ours.to_owned());
     }
-    // systemd takes the blank in the value; a shell that reads the file would not.
+    // Without quotes systemd accepts the blank in the value, but a shell that reads the file would not.
     let plain = !value.contains(['"', '\'', '\\']);
     Ok(if plain { format!("\"{value} {ours}\"") } else { format!("{value} {ours}") })
 }

@@ -1,6 +1,6 @@
-//! A drop-in of RKE2 and k3s. Pure.
+//! Drop-in file of RKE2 and k3s. Pure.
 //!
-//! `node-label+` adds to the list of the files before; `node-label` would replace it.
+//! `node-label+` adds to the list from earlier files; `node-label` would replace it.
 
 use crate::guest::topology::Labels;
 
@@ -10,17 +10,17 @@ const HEAD: &str = "\
 node-label+:
 ";
 
-/// The file with these labels; none without any.
+/// Returns the text of a file with these labels, or `None` if there are none.
 pub(super) fn text(labels: &Labels) -> Option<String> {
     if labels.is_empty() {
         return None;
     }
-    // Nothing in a label needs to be escaped.
+    // Labels contain no character that needs escaping.
     let lines = labels.iter().map(|(key, value)| format!("  - \"{key}={value}\"\n"));
     Some(HEAD.to_owned() + &lines.collect::<String>())
 }
 
-/// The labels of such a file.
+/// Parses the labels of such a file.
 pub(super) fn labels(text: &str) -> Labels {
     let label = |line: &str| {
         let quoted = line.strip_prefix("  - \"")?.strip_suffix('"')?;

@@ -1,4 +1,4 @@
-//! File systems, each through its own program. ext4 grows wherever it is; XFS and btrfs only where they are mounted.
+//! Grows file systems, each by its own program: ext4 in any state, XFS and btrfs only while mounted.
 
 use std::io;
 
@@ -24,7 +24,7 @@ impl Climb<'_> {
             self.refuse(what, "the device is smaller than the file system");
             return Ok(());
         }
-        // What is left is less than a block.
+        // The remaining space is less than a block.
         if room - from.bytes < u64::from(from.block.max(1)) {
             self.note(what, 0, 0);
             return Ok(());
@@ -63,7 +63,7 @@ impl Climb<'_> {
             let mounts = MountList::open(&root)?.read()?;
             let here = |mount: &Mount| is_on(&root, mount, number);
             let read_only = |options: &str| options.split(',').any(|option| option == "ro");
-            // One that can be written through, if there is one.
+            // Prefer a mount that is writable.
             let mut mounts: Vec<_> = mounts.into_iter().filter(here).collect();
             mounts.sort_by_key(|mount| read_only(&mount.flags));
             let mounted = mounts.into_iter().next().map(|mount| Mounted {
@@ -79,9 +79,10 @@ impl Climb<'_> {
     async fn ext(&self, device: &Held, kind: &str, mounted: bool, from: u64) -> Result<(u64, u64), Error> {
         let mut fate = Fate::Killed;
         if !mounted {
-            // resize2fs asks for that.
+            // resize2fs requires a complete check.
             fsck::check_all(self.guest, device, kind, self.deadline).await?;
-            // The kernel does it for one that is mounted; for others the program moves what is there.
+            // For a mounted file system the kernel does the work. Otherwise resize2fs moves data itself, and must
+            // not be killed.
             fate = Fate::Finishes;
         }
         let ended = work::run(self.guest, device, "resize2fs", &[ITSELF], fate, self.deadline).await?;
@@ -92,7 +93,7 @@ impl Climb<'_> {
         Ok((from, after.map_or(from, |after| after.bytes)))
     }
 
-    /// Runs the program that lets a mounted file system grow, and says how large it was and is.
+    /// Runs the program that grows a mounted file system. Returns the sizes before and after.
     async fn online(
         &self,
         device: &Held,
@@ -104,7 +105,7 @@ impl Climb<'_> {
             let (effects, mount, place) =
                 (self.guest.effects.clone(), mounted.mount.clone(), mounted.mount.mount_point.clone());
             let told = holding(device, PATIENCE, move || {
-                // The program goes by the place: nothing else may be mounted there.
+                // The program takes a mount point: nothing else may be mounted there.
                 effects.open_mount(&mount)?;
                 usage::usage(place.as_ref())
             });
@@ -117,7 +118,7 @@ impl Climb<'_> {
     }
 }
 
-/// Where a file system is mounted.
+/// Mount of a file system.
 struct Mounted {
     mount: Mount,
     read_only: bool,

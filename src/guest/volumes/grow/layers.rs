@@ -1,9 +1,9 @@
-//! What lies between a disk and its file systems: encryption (LUKS) and LVM, each through its own programs. They find
-//! devices by name, and are run while those are held.
+//! Grows the layers between a disk and its file systems: encryption (LUKS) and LVM, each by its own programs. They
+//! find devices by name, and are run while those are held.
 //!
-//! A volume group may have room that its owner keeps for something: a logical volume gets what the disk brought, and no
-//! more. How large the physical volume was is noted before it grows, and how large the logical volume was before that one
-//! does: what was interrupted is finished later, and what was done is not done twice.
+//! A volume group may have free space that its owner reserves: a logical volume gets only what the disk has
+//! gained. The size of the physical volume is noted before it grows, and that of the logical volume before it
+//! does, so that an interrupted run is completed later, and nothing is done twice.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,19 +17,19 @@ use crate::guest::volumes::{Error, PATIENCE, holding, programs};
 use crate::sys::program::Ended;
 use crate::sys::{block, files};
 
-/// Where it is noted how large physical and logical volumes were.
+/// Directory of the notes about the sizes of physical and logical volumes.
 const FOLDER: &str = "/var/lib/guestlet/growths";
-/// Bytes of a note, at most.
+/// Limit on the bytes of a note.
 const MOST: u64 = 4096;
 
 impl Climb<'_> {
-    /// An encrypted device grows once it is open.
+    /// Grows an encrypted device, which has to be open.
     pub(super) async fn encryption(&mut self, device: &Held) -> Result<Next, Error> {
         let what = format!("the encryption of {}", device.file().display());
         let Some((name, file)) = self.mapped(device) else { return Ok(self.refuse(what, "it is not open")) };
         let above = self.hold(&file).await?;
         let before = above.bytes()?;
-        // With the key in the kernel's keyring it is not asked for; else it says that it is missing.
+        // cryptsetup needs no passphrase if the key is in the kernel's keyring; otherwise it fails with a message.
         if let Err(error) = self.run(device, "cryptsetup", &["--batch-mode", "resize", &name]).await {
             return Ok(self.failed(what, &error));
         }
@@ -37,7 +37,7 @@ impl Climb<'_> {
         Ok(Next::On(above))
     }
 
-    /// The name and the file of the one device that is made of this one.
+    /// Returns the name and the device node of the only device that is built on this one.
     fn mapped(&self, device: &Held) -> Option<(String, PathBuf)> {
         let root = &self.guest.root;
         let place = block::place(root, device.number()).ok()?;
@@ -83,14 +83,15 @@ impl Climb<'_> {
         let brought = extents_now.saturating_sub(note.growth.physical);
         let next = match self.logical_volume(device, group, path, brought, note).await? {
             Ok(next) => next,
-            // Tried again the next time.
+            // Retried at the next call.
             Err(Failed { what, error }) => return Ok(self.failed(what, &error)),
         };
         note.end(self, device).await?;
         Ok(next)
     }
 
-    /// The one logical volume of a group that can take what a physical volume has `brought`, in extents.
+    /// Extends the only suitable logical volume of a group by what the physical volume has gained (`brought`), in
+    /// extents.
     async fn logical_volume(
         &mut self,
         disk: &Held,
@@ -110,7 +111,7 @@ impl Climb<'_> {
         let several = volumes.len() > 1;
         let mut candidates = Vec::new();
         for volume in volumes {
-            // Swap space is made in the size that it shall have.
+            // Swap space is made in its final size.
             let swaps =
                 several && contents(self.guest, &volume.path).await.is_ok_and(|it| it.kind() == Some("swap"));
             if !swaps {
@@ -151,7 +152,7 @@ impl Climb<'_> {
         Ok(Ok(Next::On(device)))
     }
 
-    /// What LVM tells of `about`: lines of fields, sizes in bytes.
+    /// Returns LVM's report on `about`: lines of fields, with sizes in bytes.
     async fn report(
         &self,
         program: &'static str,
@@ -163,7 +164,7 @@ impl Climb<'_> {
         Ok(parse(&self.ask(program, &arguments).await?.output))
     }
 
-    /// Runs a program that changes what is made of a device, and has to succeed.
+    /// Runs a program that changes what is built on a device. Its failure is an error.
     pub(super) async fn run(
         &self,
         device: &Held,
@@ -180,24 +181,24 @@ impl Climb<'_> {
     }
 }
 
-/// What was not done, and is to be tried again.
+/// Failed step, to be retried.
 struct Failed {
     what: String,
     error: Error,
 }
 
-/// A logical volume, as LVM tells of it.
+/// Logical volume as reported by LVM.
 #[derive(Debug, PartialEq, Eq)]
 struct LogicalVolume {
     name: String,
     path: PathBuf,
     uuid: String,
-    /// Of each of its segments.
+    /// Types of its segments.
     kinds: Vec<String>,
     extents: u64,
 }
 
-/// The logical volumes of a report that has a line for each segment; nothing if it is none.
+/// Parses a report that has a line for each segment into logical volumes. Returns none if it is malformed.
 fn logical_volumes(told: &[Vec<String>]) -> Option<Vec<LogicalVolume>> {
     let mut all: Vec<LogicalVolume> = Vec::new();
     for line in told {
@@ -219,30 +220,31 @@ fn logical_volumes(told: &[Vec<String>]) -> Option<Vec<LogicalVolume>> {
     Some(all)
 }
 
-/// To how many extents a logical volume is extended that had `before` of them when the disk had not brought its part yet,
-/// and has `now`; nothing if it stays as it is. Both may differ, where it was extended and that was not noted any more.
+/// Returns the number of extents to which a logical volume is extended; none if it stays as it is. It had `before`
+/// extents before the disk gained its space and has `now`; these differ if it was extended by a run that was
+/// interrupted before it removed the note.
 fn target(before: u64, brought: u64, now: u64, free: u64) -> Option<u64> {
     let extents = before.saturating_add(brought).min(now.saturating_add(free));
     (extents > now).then_some(extents)
 }
 
-/// How large volumes were before they grew, in extents: there until the room has gone where it belongs.
+/// Note of the sizes of volumes before they grew, in extents. Exists until the gained space has been used.
 struct Note {
-    /// The physical volume.
+    /// UUID of the physical volume.
     uuid: String,
     growth: Growth,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Growth {
-    /// The physical volume's.
+    /// Extents of the physical volume.
     physical: u64,
-    /// The name that LVM gave the logical volume, and its extents.
+    /// UUID of the logical volume, and its extents.
     logical: Option<(String, u64)>,
 }
 
 impl Note {
-    /// Notes that a physical volume has so many extents, unless how many it had was noted before.
+    /// Notes the number of extents of a physical volume, unless an earlier note exists.
     async fn begin(climb: &Climb<'_>, device: &Held, uuid: &str, extents: u64) -> Result<Self, Error> {
         let file = file(climb, uuid)?;
         let noted = holding(device, PATIENCE, move || {
@@ -258,7 +260,8 @@ impl Note {
         Ok(Self { uuid: uuid.to_owned(), growth })
     }
 
-    /// How many extents a logical volume had before it was extended, which is noted before that is done.
+    /// Returns the number of extents that a logical volume had before it was extended. Notes the present number if
+    /// there is no such note yet.
     async fn extents_of(
         &mut self,
         climb: &Climb<'_>,
@@ -284,7 +287,7 @@ impl Note {
     }
 }
 
-/// Where the note about a physical volume is.
+/// Returns the path of the note about a physical volume.
 fn file(climb: &Climb<'_>, uuid: &str) -> Result<PathBuf, Error> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if uuid.is_empty() || !uuid.bytes().all(plain) {
@@ -313,7 +316,7 @@ mod tests {
             (10, 25, 10, 10, Some(20)),
             (10, 0, 10, 40, None),
             (10, 25, 10, 0, None),
-            // It was done, or half of it, or somebody did more.
+            // The extension was done, completely or in part, or somebody did more.
             (10, 25, 35, 15, None),
             (10, 25, 20, 15, Some(35)),
             (10, 25, 40, 15, None),

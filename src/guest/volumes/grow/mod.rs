@@ -1,11 +1,11 @@
-//! Lets what is on a disk take the room that the disk has gained: from the partition at its end through encryption and
+//! Grows what is on a disk into the space that the disk has gained: from its last partition through encryption and
 //! LVM to the file system.
 //!
 //! ```text
 //! disk ─▶ last partition ─▶ LUKS ─▶ LVM: physical volume, the one logical volume ─▶ ext4, XFS, btrfs
 //! ```
-//! Each layer may be missing. Each step looks first whether there is anything to do, and does nothing twice; the next
-//! is not taken unless the one before is done. Nothing becomes smaller.
+//! Each layer may be missing. Each step first checks whether there is anything to do, and does nothing twice; the
+//! next step is taken only when the one before is done. Nothing is shrunk.
 
 mod file_system;
 mod layers;
@@ -20,41 +20,41 @@ use crate::guest::volumes::contents::{Contents, Signature, contents};
 use crate::guest::volumes::held::Held;
 use crate::sys::block;
 
-/// Layers on top of each other, at most.
+/// Limit on the number of layers.
 const DEEPEST: usize = 16;
 
-/// What became of a layer.
+/// Result for one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The layer, such as `partition 1 of /dev/vda`.
+    /// Name of the layer, such as `partition 1 of /dev/vda`.
     pub what: String,
-    /// What became of it.
+    /// Outcome for the layer.
     pub outcome: Outcome,
 }
 
-/// What became of a layer.
+/// Outcomes for a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It has grown; sizes in bytes.
+    /// The layer has grown; sizes in bytes.
     Grown {
-        /// It was so large.
+        /// Size before.
         from: u64,
-        /// It is so large.
+        /// Size now.
         to: u64,
     },
-    /// It takes all the room already.
+    /// The layer already uses all the space.
     NotNeeded,
-    /// It stays as it is, and so does all above it.
+    /// The layer stays as it is, and so do all above it.
     Refused(String),
 }
 
-/// Grows what is on the disk that the device that is held is, or is on. A partition or what is made of one has to be at
-/// the disk's end. What was done is told layer by layer, from the disk on. The disk and every layer on it are held until it
-/// ends.
+/// Grows what is on the disk that `held` is, or is on. A partition, or what is built on one, has to be at the end
+/// of the disk. The result lists the layers from the disk upwards. The disk and every layer on it are held until
+/// the end.
 ///
 /// # Errors
-/// If the device cannot be looked at, is not the one that was meant, or somebody else does something with it. What a layer
-/// does not do is no error, but said of it.
+/// If the device cannot be inspected, is not the one that was meant, or another operation on it is running. A
+/// layer that cannot be grown is not an error, but part of the result.
 pub async fn grow(guest: &Guest, held: &Held, deadline: Duration) -> Result<Vec<Step>, Error> {
     held.verify().await?;
     let (disk, partition) = bottom(guest, held);
@@ -66,7 +66,7 @@ pub async fn grow(guest: &Guest, held: &Held, deadline: Duration) -> Result<Vec<
     }
 }
 
-/// The disk that a device is made of, and the number of the partition on the way.
+/// Returns the disk that a device is on, and the number of the partition in between.
 fn bottom(guest: &Guest, held: &Held) -> (PathBuf, Option<u32>) {
     let Ok(mut place) = block::place(&guest.root, held.number()) else {
         return (held.file().to_owned(), None);
@@ -82,17 +82,17 @@ fn bottom(guest: &Guest, held: &Held) -> (PathBuf, Option<u32>) {
     (guest.root.path(&block::file(block::name(whole))), number)
 }
 
-/// What one layer leads to.
+/// Continuation after a layer.
 enum Next {
-    /// Another layer, on this device.
+    /// Continue with another layer, on this device.
     On(Held),
-    /// Nothing more.
+    /// No layer above, or none that can be grown.
     End,
 }
 
 struct Climb<'a> {
     guest: &'a Guest,
-    /// All that is held until it ends.
+    /// Devices that are held until the end.
     held: Vec<Held>,
     deadline: Duration,
     partition: Option<u32>,
@@ -103,7 +103,7 @@ impl Climb<'_> {
     async fn from(&mut self, mut device: Held) -> Result<(), Error> {
         for _ in 0..DEEPEST {
             let found = contents(self.guest, device.file()).await?;
-            // It was read by its name.
+            // The contents were read by the device name.
             device.verify().await?;
             let next = match (&found, found.kind()) {
                 (Contents::Known(Signature { kind: None, table: Some(_), .. }), _) => {
@@ -129,7 +129,7 @@ impl Climb<'_> {
         Ok(())
     }
 
-    /// Holds a device that the disk is made into, for as long as this climbs.
+    /// Holds a device that is built on the disk, until the end of the climb.
     async fn hold(&mut self, file: &Path) -> Result<Held, Error> {
         let held = Held::beside(self.guest, file, &self.held, "what is on it grows").await?;
         self.held.push(held.clone());
@@ -141,13 +141,13 @@ impl Climb<'_> {
         Next::End
     }
 
-    /// Notes how large a layer was and is.
+    /// Records the sizes of a layer before and after.
     fn note(&mut self, what: String, from: u64, to: u64) {
         let outcome = if to > from { Outcome::Grown { from, to } } else { Outcome::NotNeeded };
         self.steps.push(Step { what, outcome });
     }
 
-    /// What a program said that failed is why a layer stays as it is.
+    /// Records the failure of a program as the reason why a layer stays as it is.
     fn failed(&mut self, what: String, error: &Error) -> Next {
         let why = crate::sys::error_chain::words(error);
         self.refuse(what, why)

@@ -1,13 +1,14 @@
-//! The partition at the end of a disk.
+//! Grows the partition at the end of a disk.
 //!
 //! ```text
 //! lock ─▶ read the table, plan ─▶ what is on the partition? ─▶ read and plan again: the same?
-//!           ─▶ the kernel is told, and may refuse ─▶ the table is written ─▶ unlock
+//!           ─▶ the kernel is notified, and may refuse ─▶ the table is written ─▶ unlock
 //! ```
-//! The lock is the one that udev, `sfdisk --lock` and others keep to: whoever changes the table meanwhile has it, or is seen
-//! by the second look. The table is written last: one that the kernel does not follow is of no use to anybody. It is
-//! written here and not by sfdisk, which is not in every guest, writes the whole table anew, and does not keep the order in
-//! which a disk that loses power in between still has a table (`sys::partition_table`).
+//! The lock is the one that udev, `sfdisk --lock` and others honour. A program that changes the table meanwhile
+//! either has the lock, or is detected by the second look. The table is written last, because a table that the
+//! kernel does not accept is useless. It is written here and not by sfdisk, which is not in every guest, rewrites
+//! the whole table, and does not keep the order in which a disk that loses power in between still has a valid
+//! table (`sys::partition_table`).
 
 use std::fs::File;
 use std::io;
@@ -23,9 +24,9 @@ use crate::sys::partition_table::{self, Disk, Growth, Partition, Refusal};
 use crate::sys::root::Root;
 use crate::sys::{block, block_device, error_chain};
 
-/// Kinds whose room is worth nothing unless they can take it.
+/// Contents for which the partition grows, because they can use the space.
 const GROWING: &[&str] = &["btrfs", "crypto_LUKS", "ext2", "ext3", "ext4", "LVM2_member", "xfs"];
-/// The kernel counts in these, whatever the disk's own sectors are.
+/// Unit of the kernel's numbers, whatever the sectors of the disk are.
 const KERNEL_SECTOR: u64 = 512;
 
 impl Climb<'_> {
@@ -71,14 +72,14 @@ impl Climb<'_> {
     }
 }
 
-/// How the table that is there now grows.
+/// Plans the growth of the present table.
 fn plan(held: &Held, wanted: Option<u32>) -> Result<Growth, Refusal<io::Error>> {
     let bytes = block_device::bytes(held.device()).map_err(Refusal::Disk)?;
     let file = block_device::reopen(held.device(), false).map_err(Refusal::Disk)?;
     partition_table::grow(&Opened { file, bytes, sector: held.sector() }, wanted)
 }
 
-/// Has a partition that has so many bytes grow as planned; why not.
+/// Grows a partition of `before` bytes as planned. The error is the reason why not.
 fn act(held: &Held, wanted: Option<u32>, growth: &Growth, before: u64) -> Result<(), String> {
     let sector = held.sector();
     match plan(held, wanted) {
@@ -91,7 +92,7 @@ fn act(held: &Held, wanted: Option<u32>, growth: &Growth, before: u64) -> Result
     let resize = |bytes| block_device::resize_partition(&disk, number, start * u64::from(sector), bytes);
     resize(sectors * u64::from(sector)).map_err(|error| format!("the kernel refuses to grow it: {error}"))?;
     write(&disk, growth, sector).map_err(|error| {
-        // Nothing has been put into the new room yet.
+        // Safe: nothing uses the new space yet.
         let after = resize(before)
             .err()
             .map_or(String::new(), |error| format!("; and the kernel's copy cannot be restored: {error}"));
@@ -99,13 +100,13 @@ fn act(held: &Held, wanted: Option<u32>, growth: &Growth, before: u64) -> Result
     })
 }
 
-/// A partition, as the kernel knows it.
+/// Partition as known to the kernel.
 struct Known {
     file: PathBuf,
     bytes: u64,
 }
 
-/// The kernel's partition that begins where this one does, and has its number.
+/// Returns the kernel's partition with the same number and start.
 fn find(root: &Root, disk: &Held, partition: Partition) -> Option<Known> {
     let place = disk.disk();
     let sector = u64::from(disk.sector());

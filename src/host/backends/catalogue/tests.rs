@@ -1,4 +1,4 @@
-//! The index against walks over all that was told to it.
+//! Compares the index with walks over everything that was put into it.
 
 use proptest::prelude::*;
 
@@ -36,7 +36,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 fn coming() -> impl Strategy<Value = Vec<Coming>> {
-    // One operation at a time is at work on a name.
+    // Only one operation at a time works on a name.
     let all = proptest::collection::btree_map(0..NAMES.len(), (0..CLASSES.len(), 0..150_u64), 0..3);
     all.prop_map(|all| {
         let one = |(name, (class, size)): (usize, (usize, u64))| Coming {
@@ -48,7 +48,7 @@ fn coming() -> impl Strategy<Value = Vec<Coming>> {
     })
 }
 
-/// What a cluster has, by a walk over all.
+/// Computes the usage of a cluster by a walk over all entries.
 fn walked(all: &BTreeMap<String, Entry>, cluster: &str, class: Option<&str>, coming: &[Coming]) -> Usage {
     let counts = |of: &str| class.is_none_or(|class| class == of);
     let its: Vec<_> = all
@@ -68,7 +68,7 @@ proptest! {
     #[test]
     fn it_finds_and_counts_what_a_walk_over_all_does(acts in acts(), coming in coming(), after in 0..13_u8) {
         let (mut all, mut parts) = (BTreeMap::new(), [Catalogue::default(), Catalogue::default()]);
-        // As two pools, of which one has the volumes with even numbers.
+        // Split the volumes into two pools, one of which has those with even numbers.
         let part = |id: &str| usize::from(id.as_bytes().last().unwrap() % 2);
         for act in acts {
             match act {

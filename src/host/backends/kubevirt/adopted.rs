@@ -1,20 +1,22 @@
-//! Claims that Harvester's CSI driver has made, and that guestlet has been given: whose each is, and how a VM has it. Pure.
+//! Claims that Harvester's CSI driver created and that guestlet has been given: the owner of each, and the way
+//! a VM has it. Pure.
 //!
 //! ```text
 //!  claim                         label app.kubernetes.io/managed-by=guestlet   label guestcluster.harvesterhci.io/name
 //!    a volume of that cluster      yes                                           yes
-//!    not given to guestlet         no                                            yes: only that cluster is told
-//!    nobody's                      yes, or annotations of guestlet               no:  nobody is told
-//!    none of guestlet's business   no                                            no:  whoever asks for it hears what it lacks
+//!    not given to guestlet         no                                            yes: shown to that cluster only
+//!    without an owner              yes, or annotations of guestlet               no:  not shown to any cluster
+//!    unrelated to guestlet         no                                            no:  a caller gets the missing labels
 //!
 //!  volume in a VM    its name           its disk
 //!    ours              guestlet-disk-…    a serial number of guestlet's
-//!    as it is          the claim's name   as whoever plugged it has it; the guest knows it by its serial number or its page 83h
-//!    otherwise         any other, several, or fixed: refused, and never taken away; ours beside another is
+//!    as it is          the claim's name   as plugged by the other program; the guest knows it by serial number or page 83h
+//!    otherwise         any other, several, or fixed: refused, and never unplugged; also ours together with another
 //! ```
 //!
-//! Whoever has the right to label claims of the host cluster gives them; guests cannot. What guestlet plugs, it plugs in its
-//! own way. What is plugged as it is cannot be given a serial number before it is unplugged.
+//! Claims are given to guestlet by anyone with permission to label claims of the host cluster; guests cannot do
+//! so. Volumes that guestlet plugs are always plugged in its own way. A volume that is plugged "as it is"
+//! cannot get a serial number before it has been unplugged.
 
 use std::collections::BTreeSet;
 
@@ -27,11 +29,11 @@ use super::objects::{CLUSTER_LABEL, Disk, Volume};
 use crate::host::backends::disks::{Bus, By, Known, check_serial};
 use crate::host::backends::volumes::VolumeError;
 
-/// What the names of guestlet's annotations begin with.
+/// Prefix of guestlet's annotations.
 const ANNOTATIONS: &str = "guestlet.io/";
-/// The bus on which a disk without a serial number says who it is.
+/// Bus on which a disk without a serial number can be identified.
 const SCSI: &str = "scsi";
-/// Bytes of the longest text of page 83h that a guest is sure to read in full.
+/// Maximum length in bytes of a text of page 83h that every guest can read in full.
 const LONGEST: usize = 240;
 
 fn label<'o>(object: &'o PersistentVolumeClaim, key: &str) -> Option<&'o str> {
@@ -50,20 +52,22 @@ fn is_share(object: &PersistentVolumeClaim) -> bool {
     object.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) == Some(FILES)
 }
 
-/// Whether a claim is one that guestlet has not made. Of those that it has, none loses what it is known by.
+/// Reports whether guestlet did not create this claim. Claims that it did create always keep the marks that
+/// identify them.
 pub fn is_adopted(claim: &Claim, object: &PersistentVolumeClaim) -> bool {
     !claim.is_made() && annotation(object, CLUSTER).is_none()
 }
 
-/// The cluster whose volume an adopted claim is: that of its namespace and label. None if it is not given to guestlet, or
-/// nobody's, or not for one VM at a time.
+/// Returns the cluster that owns an adopted claim, from its namespace and label. `None` if it is not given to
+/// guestlet, has no owner, or is not for one VM at a time.
 pub fn cluster(claim: &Claim, object: &PersistentVolumeClaim) -> Option<String> {
     let name = label(object, CLUSTER_LABEL)?;
     let is_one = is_adopted(claim, object) && is_given(object) && !is_share(object);
     is_one.then(|| format!("{}/{name}", claim.namespace))
 }
 
-/// Why a claim that is no volume must not be taken for one that is gone: an administrator may have missed it.
+/// Returns the error for a claim that is not a volume of guestlet's. Such a claim must not be reported as
+/// deleted: an administrator may have forgotten to label it.
 pub fn obstacle(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
     let Claim { namespace, name } = claim;
     let annotations = object.metadata.annotations.iter().flatten();
@@ -93,31 +97,31 @@ pub fn obstacle(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
     VolumeError::NotGiven { cluster, words }
 }
 
-/// How a VM has a claim.
+/// Way in which a VM has a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plugged {
-    /// Not at all.
+    /// The VM does not have it.
     Not,
-    /// As guestlet plugs volumes.
+    /// Plugged by guestlet.
     Ours,
-    /// As another program has plugged it, which calls the volume like the claim.
+    /// Plugged by another program, with a volume named after the claim.
     AsIs(AsIs),
-    /// As guestlet plugs volumes, and in another way as well; in words which.
+    /// Plugged by guestlet and additionally in another way, which the text describes.
     Twice(String),
-    /// In a way that is none of guestlet's business; in words which.
+    /// In a way that guestlet does not touch; the text describes it.
     Otherwise(String),
 }
 
-/// A volume that another program has plugged.
+/// Volume that another program has plugged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AsIs {
-    /// By what its guest knows the disk; or in words why it cannot tell it from others.
+    /// Property by which the guest identifies the disk; or the reason why it cannot tell the disk from others.
     pub known: Result<Known, String>,
-    /// The guest cannot write.
+    /// True if the guest may not write.
     pub read_only: bool,
 }
 
-/// How a VM has a claim, or is to have it, or still has it.
+/// Determines how a VM has a claim, is going to have it, or has not released it yet.
 pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
     let (ours, as_is) = (claim.volume(), &claim.name);
     let wanted = &seen.vm.spec.template.spec;
@@ -133,7 +137,7 @@ pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
         let info = entry.persistent_volume_claim_info.as_ref().and_then(|info| info.claim_name.as_deref());
         let is_its = match info {
             Some(name) => name == claim.name,
-            // What it is made of is not said any more.
+            // The status no longer says which claim the volume is made of.
             None => entry.hotplug_volume.is_some() && (entry.name == ours || entry.name == *as_is),
         };
         if is_its {
@@ -165,7 +169,7 @@ pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
                 return otherwise("only while it runs, as virtctl plugs it without --persist");
             }
             let is_its = |disk: &&Disk| disk.name == *as_is;
-            // What is plugged is as the run has it.
+            // A plugged volume is described by the run's spec, which takes precedence over the VM's.
             let disks =
                 run.iter().flat_map(|run| &run.spec.domain.devices.disks).chain(&wanted.domain.devices.disks);
             let all: Vec<&Disk> = disks.collect();
@@ -182,7 +186,8 @@ pub fn plugged(seen: &Seen, claim: &Claim) -> Plugged {
     }
 }
 
-/// By what a guest knows the disk of a volume that is called like its claim, among all disks of its VM.
+/// Returns the property by which a guest can tell the disk of a volume named like its claim from all other
+/// disks of its VM.
 fn known(disk: &Disk, claim: &Claim, all: &[&Disk]) -> Result<Known, String> {
     let bus = match &disk.disk {
         None => {
@@ -233,7 +238,7 @@ mod tests {
         json!({"name": name, "persistentVolumeClaim": {"claimName": claim, "hotpluggable": true}})
     }
 
-    /// A VM with these volumes and disks, and a run of it with these and such a status.
+    /// Builds a VM with these volumes and disks, and a run with these and this status.
     fn seen(wanted: &Value, run: &Value, disks: &Value, status: &Value) -> Seen {
         let spec = |volumes: &Value| json!({"volumes": volumes, "domain": {"devices": {"disks": disks}}});
         Seen {
@@ -281,7 +286,7 @@ mod tests {
             (&one(NAME, NAME), &none, &none, "drive-ua-pvc-1"),
             (&none, &one(NAME, NAME), &none, "drive-ua-pvc-1"),
             (&none, &none, &entry(NAME, &its), "drive-ua-pvc-1"),
-            // The status outlives what it is of, and says less and less.
+            // The status outlives its volume, and loses details over time.
             (&none, &none, &entry(NAME, &Value::Null), "drive-ua-pvc-1"),
             (&fixed, &none, &none, "as a fixed part of it"),
             (&one(NAME, NAME), &fixed, &none, "as a fixed part of it"),

@@ -1,6 +1,6 @@
-//! What is done where another program, which knows nothing of guestlet and still runs, may have plugged a claim: with one that
-//! guestlet has not made that is to be expected, and with the others an administrator may have done it. All that is decided is decided
-//! by what the API says in that moment.
+//! Handles claims that another program may have plugged: one that still runs and does not know about guestlet.
+//! This is expected for claims that guestlet did not create; for the others, an administrator may have done it.
+//! Each decision is based on what the API server says at that moment.
 
 use super::adopted::{self, AsIs, Plugged};
 use super::authority;
@@ -11,23 +11,23 @@ use super::volumes::Claims;
 use crate::host::backends::disks::{DiskError, Known};
 use crate::host::backends::volumes::{Holder, Place, Published, VolumeError};
 
-/// What becomes of an attempt to plug a volume.
+/// Outcome of an attempt to plug a volume.
 pub(super) struct Attempt {
-    /// KubeVirt was told something.
+    /// True if a request was sent to KubeVirt.
     pub(super) was_told: bool,
-    /// By what the guest knows the disk.
+    /// Property by which the guest identifies the disk.
     pub(super) outcome: Result<Known, VolumeError>,
 }
 
 impl Read {
-    /// Whether guestlet has not made it.
+    /// Reports whether guestlet did not create the claim.
     pub(super) fn is_adopted(&self) -> bool {
         adopted::is_adopted(&self.claim, &self.object)
     }
 }
 
 impl Claims {
-    /// Plugs a volume into a VM of this present name; success if that has it already.
+    /// Plugs a volume into the VM with this present name; succeeds if the VM already has it.
     pub(super) async fn attempt(&self, read: &Read, published: &Published, vm: &str) -> Attempt {
         match self.try_to_plug(read, published, vm).await {
             Attempt { outcome: Err(VolumeError::InUse(why)), .. }
@@ -39,8 +39,8 @@ impl Claims {
         }
     }
 
-    /// Whether guestlet has plugged an adopted volume into a VM, and it is certain that another VM or pod has it as well. What may
-    /// be what a migration has left behind is not.
+    /// Reports whether guestlet has plugged an adopted volume into a VM and another VM or pod certainly has it as
+    /// well. What may be a leftover of a migration does not count.
     async fn must_give_way(&self, read: &Read, uuid: &str, vm: &str) -> bool {
         let Ok(Some(seen)) = self.see(uuid, vm).await else { return false };
         if adopted::plugged(&seen, &read.claim) != Plugged::Ours {
@@ -60,7 +60,7 @@ impl Claims {
         let plugged = async {
             self.hotplug.plug(vm, &published.uuid, disk).await?;
             if read.is_adopted() {
-                // Who else plugs it asks nobody.
+                // The other program plugs volumes without asking guestlet, so check again after plugging.
                 self.is_theirs_alone(read, &published.uuid).await?;
                 self.is_there_once(read, &published.uuid, vm).await?;
             }
@@ -69,8 +69,8 @@ impl Claims {
         Attempt { was_told: true, outcome: plugged.await }
     }
 
-    /// What there is before KubeVirt is told anything: nobody else may have the volume. By what the guest knows its disk, if the VM
-    /// has that as it is.
+    /// Checks, before KubeVirt is asked to plug the volume, that nothing else has it. Returns how the guest
+    /// identifies the disk if the VM has the volume "as it is".
     async fn before(
         &self,
         read: &Read,
@@ -102,7 +102,7 @@ impl Claims {
         Ok(Some(known))
     }
 
-    /// That the VM with this UUID has a volume, and nothing else uses it.
+    /// Checks that the VM with this UUID has a volume and that nothing else uses it.
     async fn is_theirs_alone(&self, read: &Read, uuid: &str) -> Result<(), VolumeError> {
         let evidence = self.cluster.evidence(&read.claim, read.persistent_volume()).await?;
         match authority::judge(&read.claim, &evidence) {
@@ -116,7 +116,8 @@ impl Claims {
         authority::stranger(uuid, &evidence).map_or(Ok(()), |who| Err(VolumeError::InUse(who)))
     }
 
-    /// That the VM does not have a volume in another way beside guestlet's: its guest would find two disks of one volume.
+    /// Checks that the VM does not have a volume a second time, other than as plugged by guestlet: its guest would
+    /// see two disks with the same data.
     async fn is_there_once(&self, read: &Read, uuid: &str, vm: &str) -> Result<(), VolumeError> {
         match self.see(uuid, vm).await?.map(|seen| adopted::plugged(&seen, &read.claim)) {
             Some(Plugged::Twice(why)) => Err(VolumeError::InUse(why)),
@@ -124,7 +125,7 @@ impl Claims {
         }
     }
 
-    /// The VM of this name, if it is the one with this UUID.
+    /// Reads the VM with this name, if its UUID is this one.
     async fn see(&self, uuid: &str, vm: &str) -> Result<Option<Seen>, VolumeError> {
         let Some((namespace, name)) = vm.split_once('/') else { return Ok(None) };
         let seen = self.cluster.seen_in_full(namespace, name).await?;
@@ -133,7 +134,7 @@ impl Claims {
         Ok(seen.filter(is_it))
     }
 
-    /// Whether the VM that is said to have an adopted volume has it as another program has plugged it.
+    /// Reports whether the VM on record for an adopted volume has it in the way that another program plugged it.
     pub(super) async fn has_as_is(&self, read: &Read, published: &Published) -> Result<bool, VolumeError> {
         if !read.is_adopted() {
             return Ok(false);
@@ -142,8 +143,8 @@ impl Claims {
         Ok(seen.is_some_and(|seen| matches!(adopted::plugged(&seen, &read.claim), Plugged::AsIs(_))))
     }
 
-    /// Refuses to take a volume back that guestlet has not plugged: it was never meant to be there for guestlet, and it is not
-    /// guestlet's to take it away.
+    /// Refuses to take back a volume that guestlet has not plugged: it was not put there for guestlet, which must
+    /// not unplug it.
     pub(super) async fn check_ours(&self, read: &Read, from: &Place) -> Result<(), VolumeError> {
         let Some(seen) = self.see(&from.uuid, &from.vm).await? else { return Ok(()) };
         match adopted::plugged(&seen, &read.claim) {
@@ -154,7 +155,7 @@ impl Claims {
     }
 }
 
-/// That a VM has a claim as another program has plugged it.
+/// Describes that a VM has a claim in the way that another program plugged it.
 fn theirs(vm: &str, read: &Read) -> String {
     let name = &read.claim.name;
     format!(
@@ -162,10 +163,11 @@ fn theirs(vm: &str, read: &Read) -> String {
     )
 }
 
-/// What a VM is to let go of, and by what its guest knows that; or in words why the guest cannot be asked for it.
+/// Returns the disk that a VM is to release, with the property by which its guest identifies that disk; or the
+/// reason why the guest cannot be asked to release it.
 ///
 /// # Errors
-/// If it is not guestlet's to take away.
+/// If guestlet may not unplug it.
 pub(super) fn leaving(
     read: &Read,
     seen: Option<&Seen>,
@@ -174,7 +176,7 @@ pub(super) fn leaving(
     let disk = |as_is| Disk { claim: claim.clone(), read_only: false, as_is };
     let plugged = seen.filter(|_| read.is_adopted()).map(|seen| adopted::plugged(seen, claim));
     match plugged.unwrap_or(Plugged::Ours) {
-        // Of what it has twice, guestlet's is known by its own serial number.
+        // If the VM has it twice, guestlet's disk is identified by guestlet's own serial number.
         Plugged::Not | Plugged::Ours | Plugged::Twice(_) => {
             Ok((disk(false), Ok(Known::serial(claim.serial()))))
         }
@@ -187,7 +189,8 @@ pub(super) fn held(words: String) -> VolumeError {
     VolumeError::Disk(DiskError::Held(words))
 }
 
-/// By what a guest knows a disk that is plugged as it is, and is to be used like this.
+/// Returns the property by which a guest identifies a disk plugged "as it is", if the disk suits the requested
+/// use.
 fn usable(as_is: AsIs, read_only: bool) -> Result<Known, VolumeError> {
     const ADVICE: &str = "have the program that plugged it unplug it, and guestlet will plug it itself";
     let refused = |why: &str| {

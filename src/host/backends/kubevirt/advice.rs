@@ -1,6 +1,6 @@
-//! What an administrator should know of how KubeVirt is set up, before VMs are given vsock. Pure.
+//! Advice for administrators about the setup of KubeVirt, to be heeded before VMs are given vsock. Pure.
 //!
-//! It is said of the KubeVirt objects as they are; while they cannot be read, nothing is.
+//! It is derived from the present KubeVirt objects; while these cannot be read, there is no advice.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,22 @@ use super::objects::KubeVirt;
 use crate::kubernetes::follow::Heard;
 use crate::wire::proto::v1::Advice;
 
-/// The feature gate of vsock.
+/// Feature gate of vsock.
 const GATE: &str = "VSOCK";
-/// The first version that is to have it turned on unless it is disabled: 1.10.
+/// First version that enables it by default: 1.10.
 const ON_SINCE: (u64, u64) = (1, 10);
-/// Where Harvester has its KubeVirt object, which its upgrades write.
+/// Namespace of Harvester's KubeVirt object, which Harvester's upgrades overwrite.
 const HARVESTER: &str = "harvester-system";
-/// What a finding is about.
+/// Subject of the findings.
 const SUBJECT: &str = "KubeVirt";
 
-/// The KubeVirt objects of a cluster, by namespace and name. There is one, in a cluster that is well.
+/// KubeVirt objects of a cluster by namespace and name; `None` before they have been listed. A healthy cluster
+/// has exactly one.
 #[derive(Debug, Default)]
 pub struct Installed(Option<BTreeMap<(String, String), KubeVirt>>);
 
 impl Installed {
-    /// This was heard of them.
+    /// Processes an event of the watch on KubeVirt objects.
     pub fn hear(&mut self, heard: Heard<KubeVirt>) {
         let key = |one: &KubeVirt| {
             let text = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -38,7 +39,7 @@ impl Installed {
         }
     }
 
-    /// What to know of them; nothing before all were heard.
+    /// Returns the present advice; empty until all objects have been listed.
     pub fn advice(&self) -> Vec<Advice> {
         let Some(all) = &self.0 else { return Vec::new() };
         let mut objects = all.iter();
@@ -65,7 +66,7 @@ impl Installed {
     }
 }
 
-/// What to know of the only one.
+/// Returns the advice for the only KubeVirt object.
 fn of_one(namespace: &str, name: &str, kubevirt: &KubeVirt) -> Vec<Advice> {
     let version = kubevirt.status.observed_kube_virt_version.as_deref().filter(|version| !version.is_empty());
     let told = version.map_or_else(|| "(unknown version)".to_owned(), str::to_owned);
@@ -87,12 +88,12 @@ fn of_one(namespace: &str, name: &str, kubevirt: &KubeVirt) -> Vec<Advice> {
     if danger.is_some() {
         remedy = format!("first see below about this version; then {remedy}");
     }
-    // Nobody is harmed yet.
+    // No VM is exposed yet, so the danger is only a warning.
     let warning = danger.map(|danger| Advice { is_wrong: false, ..danger });
     std::iter::once(wrong(says, remedy)).chain(warning).collect()
 }
 
-/// The warning before vsock is used with a version in which hot-plug harms VMs that have it.
+/// Returns the warning about a version in which hot-plugging stops VMs that have vsock.
 fn danger(version: Option<&str>, told: &str) -> Option<Advice> {
     let Some(release) = version.and_then(release) else {
         return Some(Advice {
@@ -116,7 +117,8 @@ fn danger(version: Option<&str>, told: &str) -> Option<Advice> {
     })
 }
 
-/// The command that turns the gate on and leaves all others as they are. It replaces lists as a whole: they may be missing.
+/// Returns the command that enables the gate and keeps all others. A merge patch replaces lists as a whole, and
+/// creates missing ones.
 fn patch(namespace: &str, name: &str, kubevirt: &KubeVirt) -> String {
     let gates = &kubevirt.spec.configuration.developer_configuration;
     let without =
@@ -128,12 +130,12 @@ fn patch(namespace: &str, name: &str, kubevirt: &KubeVirt) -> String {
         change["disabledFeatureGates"] = json!(without(&gates.disabled_feature_gates));
     }
     let change = json!({ "spec": { "configuration": { "developerConfiguration": change } } });
-    // In single quotes, whatever the gates are called.
+    // The patch goes into single quotes for the shell, so escape those that a gate's name may contain.
     let change = change.to_string().replace('\'', "\\u0027");
     format!("kubectl --namespace {namespace} patch kubevirt {name} --type merge --patch '{change}'")
 }
 
-/// The numbers of a version such as `v1.7.0-rc.1`.
+/// Parses a version such as `v1.7.0-rc.1` into its numbers.
 fn release(version: &str) -> Option<(u64, u64, u64)> {
     let mut numbers = version.trim_start_matches('v').splitn(3, '.');
     let (major, minor) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn gates_and_versions_are_told_with_what_to_do() {
-        // Which findings are wrong.
+        // The last column says which of the findings are wrong settings, as opposed to warnings.
         let cases = [
             ("v1.8.4", &["VSOCK"][..], &[][..], &[false][..]),
             ("v1.8.4", &["Snapshot"], &[], &[true]),

@@ -1,7 +1,9 @@
-//! What is read from the host cluster's API, and written to it. One function for each request; none remembers anything.
+//! Reads and writes objects through the API of the host cluster: one function per request, none of which keeps
+//! any state.
 //!
-//! Everything is read from the API server when it is asked for, since what follows from it may be that a disk is given to
-//! somebody else. A request that fails says which, of what object, and what the API server said.
+//! Every read goes to the API server at the time of the call, because the result may decide that a disk is
+//! given to another VM. The error of a failed request names the request, the object, and the API server's
+//! message.
 
 use std::sync::Arc;
 
@@ -29,18 +31,18 @@ use crate::kubernetes::lists::{self, Failed};
 use crate::kubernetes::standing::Teller;
 pub(super) use crate::kubernetes::{code, refusal, words};
 
-/// How many events of an object are looked at.
+/// Maximum number of events of an object that are read.
 const EVENTS: u32 = 500;
-/// Characters of an event's text that are told.
+/// Maximum length, in characters, of an event's text in an error.
 const LONGEST_EVENT: usize = 300;
 
-/// The API server.
+/// Client of the host cluster's API server.
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
     problems: watch::Sender<Problems>,
     half: Arc<Half>,
-    /// Lets changes pass, where others may make them as well.
+    /// Fence that blocks changes while another replica may make them; `None` if there are no others.
     fence: Option<Fence>,
     reader: Reader,
 }
@@ -57,27 +59,27 @@ impl From<Closed> for VolumeError {
     }
 }
 
-/// What became of a change.
+/// Outcome of a conditional change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
-    /// It was made.
+    /// The change was made.
     Yes,
-    /// Somebody has changed the object since it was read.
+    /// The object has been changed since it was read.
     Conflict,
-    /// The object is not there any more.
+    /// The object no longer exists.
     Gone,
 }
 
-/// What it means that `what` was not done: refused if somebody has said so, and else that it cannot be asked.
+/// Returns the error for a failed `what`: refused if an admission webhook denied it, unavailable otherwise.
 pub(super) fn failed(what: &str, error: &Error) -> VolumeError {
     match (error, code(error)) {
-        // An admission webhook.
+        // Denied by an admission webhook.
         (Error::Api(status), None) => refused(&status.message),
         _ => VolumeError::Unavailable(format!("cannot {what}: {}", words(error))),
     }
 }
 
-/// Why there is no answer.
+/// Describes why a request has no usable answer.
 pub(super) fn failed_words(failed: &Failed) -> String {
     match failed {
         Failed::Answered(error) => words(error),
@@ -85,7 +87,7 @@ pub(super) fn failed_words(failed: &Failed) -> String {
     }
 }
 
-/// A request for which kube has no words of its own.
+/// Builds a request for which the kube crate has no function.
 pub(super) fn json_request(
     method: Method,
     path: &str,
@@ -104,12 +106,12 @@ pub(super) fn unanswered(what: &str, failed: &Failed) -> VolumeError {
     VolumeError::Unavailable(format!("cannot {what}: {}", failed_words(failed)))
 }
 
-/// The answer to a request about `what`, within the deadline.
+/// Returns the answer to a request within the deadline; `what` describes the request in errors.
 async fn ask<T>(what: &str, request: impl Future<Output = Result<T, Error>>) -> Result<T, VolumeError> {
     lists::in_time(request).await.map_err(|failed| unanswered(what, &failed))
 }
 
-/// The same, where some refusals mean something.
+/// Returns the same, but leaves refusals by the API server to the caller.
 pub(super) async fn in_time<T>(
     what: &str,
     request: impl Future<Output = Result<T, Error>>,
@@ -121,12 +123,12 @@ pub(super) async fn in_time<T>(
     }
 }
 
-/// The host cluster does not do it, in these words.
+/// Returns the error for a refusal by the host cluster with this message.
 fn refused(words: &str) -> VolumeError {
     VolumeError::Refused(format!("the host cluster refuses it: {words}"))
 }
 
-/// What it is if there is nothing of this name.
+/// Turns a missing object (404) into `None`, and any other failure into an error.
 pub(super) fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, VolumeError> {
     match outcome {
         Ok(object) => Ok(Some(object)),
@@ -136,24 +138,25 @@ pub(super) fn found<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T
 }
 
 impl Cluster {
-    /// The one that this client asks. What cannot be followed is told to `problems`, and counted by `half`.
+    /// Creates a client for the host cluster. Watches that fail are reported to `problems`, and counted in the
+    /// metrics of `half`.
     pub fn new(client: Client, problems: watch::Sender<Problems>, half: Arc<Half>) -> Self {
         let reader = Reader::new(client.clone());
         Self { client, problems, half, fence: None, reader }
     }
 
-    /// The same, which is changed only as long as the fence is open.
+    /// Returns a copy that makes changes only while the fence is open.
     #[must_use]
     pub fn behind(self, fence: Fence) -> Self {
         Self { fence: Some(fence), ..self }
     }
 
-    /// Whether changes may be made now.
+    /// Reports whether this process may make changes at present.
     pub fn is_changeable(&self) -> bool {
         self.fence.as_ref().is_none_or(Fence::is_open)
     }
 
-    /// What comes of a change, if it may be made.
+    /// Makes a change, if this process may make changes at present.
     pub(super) async fn alter<T>(
         &self,
         what: &str,
@@ -165,12 +168,12 @@ impl Cluster {
         }
     }
 
-    /// Tells how it goes with what is followed; `what` is said when it fails.
+    /// Creates a reporter of the state of a watch; `what` is reported when it fails.
     pub fn teller(&self, what: &'static str) -> Teller {
         standing::teller(what, self.problems.clone(), Arc::clone(&self.half))
     }
 
-    /// For what is watched.
+    /// Returns the client, for watches.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
@@ -183,20 +186,20 @@ impl Cluster {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// A claim, if it is there.
+    /// Reads a claim; `None` if it does not exist.
     ///
     /// # Errors
-    /// If that cannot be told.
+    /// If it cannot be read.
     pub async fn claim(&self, claim: &Claim) -> Result<Option<PersistentVolumeClaim>, VolumeError> {
         let what = format!("read the claim {}/{}", claim.namespace, claim.name);
         let outcome = in_time(&what, self.claims(&claim.namespace).get(&claim.name)).await?;
         found(outcome, &what)
     }
 
-    /// Makes a claim; none if there is one of this name already.
+    /// Creates a claim; `None` if one with this name already exists.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub async fn make(
         &self,
         namespace: &str,
@@ -207,7 +210,7 @@ impl Cluster {
         match made {
             Ok(made) => Ok(Some(made)),
             Err(error) if code(&error) == Some(409) => Ok(None),
-            // A ResourceQuota, or an admission policy; or the namespace is going.
+            // A ResourceQuota or an admission policy refused it, or the namespace is being deleted.
             Err(error) if code(&error) == Some(403) && words(&error).contains("exceeded quota") => Err(
                 VolumeError::Full(format!("the host cluster has no space left for it: {}", words(&error))),
             ),
@@ -215,7 +218,8 @@ impl Cluster {
         }
     }
 
-    /// Deletes the very claim that was read. It is there until nothing uses it any more.
+    /// Deletes exactly the claim that was read: the UID is a precondition. The object remains until nothing uses it
+    /// any longer.
     ///
     /// # Errors
     /// If it cannot be deleted.
@@ -231,7 +235,7 @@ impl Cluster {
         written(deleted.map(drop), &what)
     }
 
-    /// Writes an annotation of a claim, or takes it away, unless the claim has changed since it was read.
+    /// Sets or removes an annotation of a claim, unless the claim has been changed since it was read.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -243,17 +247,17 @@ impl Cluster {
     ) -> Result<Written, VolumeError> {
         let patch = json!({"metadata": {
             "annotations": {key: text},
-            // With these, the change is refused if the object is another one, or not as it was.
+            // Preconditions: the API server refuses the change if the object was replaced or modified.
             "uid": read.metadata.uid,
             "resourceVersion": read.metadata.resource_version,
         }});
         self.merge(claim, &patch).await
     }
 
-    /// Asks for more bytes.
+    /// Requests a larger size in bytes.
     ///
     /// # Errors
-    /// If the claim cannot be made larger.
+    /// If the claim cannot be expanded.
     pub async fn resize(&self, claim: &Claim, bytes: u64) -> Result<Written, VolumeError> {
         let patch = json!({"spec": {"resources": {"requests": {"storage": bytes.to_string()}}}});
         self.merge(claim, &patch).await
@@ -270,10 +274,10 @@ impl Cluster {
         }
     }
 
-    /// A VM and its run, if the VM is there.
+    /// Reads a VM and its run; `None` if the VM does not exist.
     ///
     /// # Errors
-    /// If that cannot be told.
+    /// If they cannot be read.
     pub async fn seen(&self, namespace: &str, name: &str) -> Result<Option<Seen>, VolumeError> {
         let what = format!("read the VirtualMachine {namespace}/{name}");
         let Some(vm) = found(in_time(&what, self.vms(namespace).get(name)).await?, &what)? else {
@@ -282,29 +286,29 @@ impl Cluster {
         let what = format!("read the VirtualMachineInstance {namespace}/{name}");
         let instances = Api::<Instance>::namespaced(self.client.clone(), namespace);
         let instance = found(in_time(&what, instances.get(name)).await?, &what)?;
-        // One of this name that is not the VM's keeps it from running.
+        // An instance with this name that is not the VM's own keeps the VM from running.
         let is_its = |one: &Instance| authority::lasting(one) == vm.metadata.uid;
         Ok(Some(Seen { instance: instance.filter(is_its), vm, way: None }))
     }
 
-    /// The same, which tells also what a run has that its VM does not list.
+    /// Reads the same, and also determines what becomes of volumes that the run has but the VM does not list.
     ///
     /// # Errors
-    /// If any of it cannot be told.
+    /// If any of it cannot be read.
     pub async fn seen_in_full(&self, namespace: &str, name: &str) -> Result<Option<Seen>, VolumeError> {
         let way = match self.way().await {
             Ok(way) => Some(way),
-            // It cannot plug anything as things are.
+            // KubeVirt cannot hot-plug in its present configuration.
             Err(VolumeError::Refused(_)) => None,
             Err(error) => return Err(error),
         };
         Ok(self.seen(namespace, name).await?.map(|seen| Seen { way, ..seen }))
     }
 
-    /// Whether there is a VM of this name, or a run of one, that this UID means.
+    /// Reports whether a VM with this name, or a run of one, has this UID.
     ///
     /// # Errors
-    /// If that cannot be told.
+    /// If they cannot be read.
     pub async fn has_vm(&self, namespace: &str, name: &str, uid: &str) -> Result<bool, VolumeError> {
         let is_it = |one: Option<String>| one.is_some_and(|one| one.eq_ignore_ascii_case(uid));
         let what = format!("read the VirtualMachine {namespace}/{name}");
@@ -318,10 +322,10 @@ impl Cluster {
         Ok(is_it(instance.and_then(|instance| authority::lasting(&instance))))
     }
 
-    /// Changes a VM as a JSON patch says that tests the version that was `read`.
+    /// Applies a JSON patch to a VM. The patch tests that the VM is still in the version that was `read`.
     ///
     /// # Errors
-    /// If KubeVirt refuses it, in its words, or it cannot be asked.
+    /// If KubeVirt refuses it, with its message, or cannot be reached.
     pub async fn change(&self, read: &VirtualMachine, steps: Value) -> Result<Written, VolumeError> {
         let (namespace, name) = of(read);
         let what = format!("change the VirtualMachine {namespace}/{name}");
@@ -330,14 +334,15 @@ impl Cluster {
         let vms = self.vms(namespace);
         let parameters = PatchParams::default();
         let patched = self.alter(&what, vms.patch(name, &parameters, &Patch::<()>::Json(steps))).await?;
-        // Of a patch whose test fails, too.
+        // This includes a JSON patch whose `test` operation fails.
         match patched.as_ref().err().and_then(refusal) {
             Some(words) => self.changed_or_refused(read, words, &what).await,
             None => written(patched.map(drop), &what),
         }
     }
 
-    /// What became of a change that was refused in these words: if the VM is not as it was `read`, that may be why.
+    /// Decides the outcome of a change that was refused with this message: a conflict if the VM has changed since
+    /// it was `read`, a refusal otherwise.
     async fn changed_or_refused(
         &self,
         read: &VirtualMachine,
@@ -354,20 +359,20 @@ impl Cluster {
         }
     }
 
-    /// Asks KubeVirt to plug a disk into a VM. Success if it was asked before.
+    /// Requests from KubeVirt that a disk be plugged into a VM. Succeeds if this was requested before.
     ///
     /// # Errors
-    /// If KubeVirt refuses it, in its words, or it cannot be asked.
+    /// If KubeVirt refuses it, with its message, or cannot be reached.
     pub async fn add_volume(&self, vm: &VirtualMachine, disk: &Disk) -> Result<Written, VolumeError> {
         let name = disk.volume();
         let body = json!({"name": name, "disk": disk.device(), "volumeSource": disk.source()});
         self.subresource(vm, "addvolume", &body).await
     }
 
-    /// Asks KubeVirt to unplug the disk of this name from a VM. Success if it was asked before.
+    /// Requests from KubeVirt that the disk with this name be unplugged. Succeeds if this was requested before.
     ///
     /// # Errors
-    /// If KubeVirt refuses it, in its words, or it cannot be asked.
+    /// If KubeVirt refuses it, with its message, or cannot be reached.
     pub async fn remove_volume(&self, vm: &VirtualMachine, name: &str) -> Result<Written, VolumeError> {
         self.subresource(vm, "removevolume", &json!({"name": name})).await
     }
@@ -386,7 +391,8 @@ impl Cluster {
         match self.alter(&what, self.client.request_text(request)).await? {
             Ok(_) => Ok(Written::Yes),
             Err(error) if code(&error) == Some(404) => Ok(Written::Gone),
-            // It has the volume already, or not any more, or is being asked; or somebody else was faster.
+            // The VM already has the volume, or no longer has it, or an earlier request is pending, or another client was
+            // faster.
             Err(Error::Api(status)) if matches!(status.code, 400 | 409 | 422) => {
                 self.changed_or_refused(vm, &status.message, &what).await
             }
@@ -394,10 +400,10 @@ impl Cluster {
         }
     }
 
-    /// How KubeVirt is told to plug a disk.
+    /// Returns the interface through which KubeVirt hot-plugs disks.
     ///
     /// # Errors
-    /// If it cannot plug any, with what to do about it, or that cannot be told.
+    /// If it cannot hot-plug at all, with advice, or if this cannot be determined.
     pub async fn way(&self) -> Result<Way, VolumeError> {
         let what = "read the KubeVirt object";
         let installed =
@@ -405,7 +411,7 @@ impl Cluster {
         gates::way(&installed.items).map_err(VolumeError::Refused)
     }
 
-    /// What there is to tell who holds a claim, whose PersistentVolume is of this name.
+    /// Reads the evidence for the holder of a claim; `volume` is the name of its PersistentVolume.
     ///
     /// # Errors
     /// If any of it cannot be read.
@@ -413,7 +419,7 @@ impl Cluster {
         self.reader.evidence(claim, volume).await.map_err(VolumeError::Unavailable)
     }
 
-    /// The last warning of the events of an object, if there is one: why it does not get on.
+    /// Returns the most recent warning event of an object, if there is one, as the reason why it makes no progress.
     pub async fn warning(&self, namespace: &str, kind: &str, name: &str) -> Option<String> {
         let events = Api::<Event>::namespaced(self.client.clone(), namespace);
         let fields = format!("involvedObject.kind={kind},involvedObject.name={name},type=Warning");
@@ -435,7 +441,7 @@ pub(super) fn written(outcome: Result<(), Error>, what: &str) -> Result<Written,
     }
 }
 
-/// Where a VM is.
+/// Returns the namespace and name of a VM.
 fn of(vm: &VirtualMachine) -> (&str, &str) {
     (vm.metadata.namespace.as_deref().unwrap_or_default(), vm.metadata.name.as_deref().unwrap_or_default())
 }

@@ -1,17 +1,17 @@
-//! Who holds a claim, as the API of the host cluster says. Pure.
+//! Decides which VM holds a claim, from the objects in the API of the host cluster. Pure.
 //!
 //! ```text
 //!  a VM's spec, its instance's spec or its instance's status lists it,
 //!             or a request to plug it that KubeVirt has accepted ──────▶ On that VM
-//!     …those of several VMs do ────────────────────────────────────────▶ Unknown, or On the one that is remembered
-//!  none does, but a VolumeAttachment of it is there ───────────────────▶ Unknown   (the node may still write)
-//!             or a pod uses it ────────────────────────────────────────▶ Unknown   (as the dying pod of a hot-plug does)
+//!     …those of several VMs do ────────────────────────────────────────▶ Unknown, or On the one on record
+//!  none does, but a VolumeAttachment of it exists ─────────────────────▶ Unknown   (the node may still write)
+//!             or a pod uses it ────────────────────────────────────────▶ Unknown   (such as a terminating hot-plug pod)
 //!  none of these ──────────────────────────────────────────────────────▶ Off
 //! ```
 //!
-//! All of it has to be read from the API server itself, when it is asked, and not from a copy that may be old. A node that is
-//! dead keeps what it had until the host cluster has proved that (it deletes the VolumeAttachment, or the pod): until then the
-//! instance, the VolumeAttachment or the pod is there.
+//! All of this has to be read from the API server itself at the time of the decision, and not from a cache that
+//! may be stale. A dead node keeps its claims until the host cluster has proved that it is dead, and therefore
+//! deletes the VolumeAttachment or the pod. Until then the instance, the VolumeAttachment or the pod exists.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,39 +20,39 @@ use super::names::Claim;
 use super::objects::{self, Instance, InstanceSpec, VirtualMachine};
 use crate::host::backends::volumes::{Holder, Place};
 
-/// What was read.
+/// Objects that may refer to a claim.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
-    /// The VMs of the claim's namespace that list claims.
+    /// VMs in the claim's namespace that list claims.
     pub vms: Arc<Vec<Lister>>,
-    /// The runs of VMs that do, or have volumes.
+    /// Runs in that namespace that list claims or have volumes.
     pub instances: Arc<Vec<Lister>>,
-    /// The VolumeAttachments of the claim's PersistentVolume.
+    /// VolumeAttachments of the claim's PersistentVolume.
     pub attachments: Vec<Use>,
-    /// The pods of the namespace that use the claim and have not ended.
+    /// Pods in the namespace that use the claim and have not ended.
     pub pods: Vec<Use>,
 }
 
-/// A VM, or a run of one: what is kept of it to tell what it holds.
+/// VM, or run of one, reduced to what shows the volumes that it holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lister {
-    /// What lasts of it: the UID of the VM.
+    /// Lasting identifier of the VM: its UID.
     uuid: Option<String>,
     name: Option<String>,
-    /// The claims that its spec lists, or its status.
+    /// Names of the claims in its spec or status.
     claims: Vec<String>,
-    /// What its status calls its volumes, or those that are to come.
+    /// Names of its volumes, as the status lists them or as a request will add them.
     volumes: Vec<String>,
-    /// Those of them that came while it ran, and of which the status does not say what they are made of.
+    /// Hot-plugged volumes among them whose source the status does not mention.
     unsaid: Vec<String>,
-    /// Of a run: where its disks may be open.
+    /// For a run: the nodes where its disks may be open.
     nodes: Vec<String>,
-    /// Of a run: the UIDs of its launchers, to which the pods belong by which KubeVirt plugs its volumes.
+    /// For a run: the UIDs of its launcher pods, which own the pods through which KubeVirt hot-plugs volumes.
     launchers: Vec<String>,
 }
 
 impl Lister {
-    /// A VM, if it lists a claim, or KubeVirt has been asked to plug one into it.
+    /// Extracts a VM, if it lists a claim, or KubeVirt has been asked to plug one into it.
     pub fn of_vm(vm: &VirtualMachine) -> Option<Self> {
         let coming = vm.asked_for().filter_map(|one| one.volume_source.claim().map(str::to_owned));
         let claims: Vec<_> = listed(&vm.spec.template.spec).into_iter().chain(coming).collect();
@@ -62,7 +62,7 @@ impl Lister {
         (!vm.claims.is_empty() || !vm.volumes.is_empty()).then_some(vm)
     }
 
-    /// A run of a VM, if it has a claim or a volume, or is about to, or has not let go of it.
+    /// Extracts a run of a VM, if it has any claim or volume, is about to get one, or has not released one yet.
     pub fn of_instance(instance: &Instance) -> Option<Self> {
         let status = &instance.status.volume_status;
         let of_claim = |info: &objects::ClaimInfo| info.claim_name.clone();
@@ -82,51 +82,53 @@ impl Lister {
         (!run.claims.is_empty() || !run.volumes.is_empty()).then_some(run)
     }
 
-    /// Whether it is the VM with this UUID, or a run of it.
+    /// Reports whether this is the VM with this UUID, or a run of it.
     fn is_of(&self, uuid: &str) -> bool {
         self.uuid.as_ref().is_some_and(|one| one.eq_ignore_ascii_case(uuid))
     }
 
-    /// Whether it has this claim.
+    /// Reports whether it has this claim.
     fn has(&self, claim: &Claim) -> bool {
         self.claims.contains(&claim.name)
             || self.volumes.contains(&claim.volume())
-            // Who plugs a claim otherwise calls the volume like it.
+            // Other programs usually name a volume after its claim.
             || self.unsaid.contains(&claim.name)
     }
 }
 
-/// Something that uses a claim.
+/// Object that uses a claim.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Use {
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// Where; empty if that is not decided.
+    /// Node of the object; empty if it is not decided.
     pub node: String,
-    /// It is a pod by which KubeVirt plugs volumes.
+    /// True for a pod through which KubeVirt hot-plugs volumes.
     pub is_attacher: bool,
-    /// Of a pod: the UIDs of what it belongs to.
+    /// For a pod: the UIDs of its owners.
     pub owners: Vec<String>,
 }
 
 impl Use {
-    /// Whether it is a pod of one of the launchers of a run.
+    /// Reports whether this pod belongs to one of the launchers of a run.
     fn belongs_to(&self, run: &Lister) -> bool {
         self.owners.iter().any(|owner| run.launchers.contains(owner))
     }
 }
 
-/// Finds whoever uses the claim beside the VM with this UUID: a pod that is not there to plug it into that VM, or the attachment of its
-/// volume to a node where that VM does not have it. In words, with where it is.
+/// Finds a user of the claim other than the VM with this UUID: a pod that is not hot-plugging it into that VM,
+/// or an attachment of its volume to a node where that VM does not have it. Returns a description that includes
+/// the location.
 ///
-/// After a migration the volume stays attached to the node before for a moment; what is found then is gone when it is asked again.
+/// After a migration the volume stays attached to the previous node for a moment, so such a finding may have
+/// disappeared by the next check.
 pub fn stranger(uuid: &str, evidence: &Evidence) -> Option<String> {
     let runs: Vec<&Lister> = evidence.instances.iter().filter(|run| run.is_of(uuid)).collect();
     let is_own = |pod: &Use| pod.is_attacher && runs.iter().any(|run| pod.belongs_to(run));
     if let Some(Use { name, node, .. }) = evidence.pods.iter().find(|pod| !is_own(pod)) {
         return Some(format!("the pod {name} on the node {node:?} uses it, too"));
     }
-    // KubeVirt attaches it to the target of a migration before it says that there is one.
+    // KubeVirt attaches the volume to the target node before the status mentions the migration.
     let is_known = |node: &String| {
         !node.is_empty()
             && (runs.iter().any(|run| run.nodes.contains(node))
@@ -140,8 +142,9 @@ pub fn stranger(uuid: &str, evidence: &Evidence) -> Option<String> {
     })
 }
 
-/// Whether something else than the VM with this UUID is certain to use a claim: another VM lists it, or a pod that KubeVirt has not
-/// made for this VM uses it. Of a pod that plugs volumes and belongs to no VM any more, it is not known whose it was.
+/// Reports whether the claim is certain to have a user other than the VM with this UUID: another VM that lists
+/// it, or a pod that KubeVirt did not create for this VM. A hot-plug pod whose owner no longer exists does not
+/// count, because it may have been this VM's.
 pub fn has_rival(uuid: &str, claim: &Claim, evidence: &Evidence) -> bool {
     let mut listers = evidence.instances.iter().chain(&*evidence.vms);
     let is_elsewhere = |pod: &Use| {
@@ -151,8 +154,9 @@ pub fn has_rival(uuid: &str, claim: &Claim, evidence: &Evidence) -> bool {
     listers.any(|one| one.has(claim) && !one.is_of(uuid)) || evidence.pods.iter().any(is_elsewhere)
 }
 
-/// What may still be there of a volume for another VM than the one with this UUID, which is the only one that lists it: a pod by
-/// which KubeVirt plugs volumes, or the attachment of the volume to a node that nothing else accounts for. In words, with where it is.
+/// Finds what may be left of a volume's use by another VM, given that only the VM with this UUID lists it: a
+/// hot-plug pod, or an attachment to a node that nothing else accounts for. Returns a description that includes
+/// the location.
 pub fn leftover(uuid: &str, evidence: &Evidence) -> Option<String> {
     let runs: Vec<&Lister> = evidence.instances.iter().filter(|run| run.is_of(uuid)).collect();
     let is_another = |pod: &&Use| pod.is_attacher && !runs.iter().any(|run| pod.belongs_to(run));
@@ -168,7 +172,8 @@ pub fn leftover(uuid: &str, evidence: &Evidence) -> Option<String> {
     })
 }
 
-/// Who holds a claim that the VM with this UUID is remembered to have. If others list it as well, it is to be taken from that one first.
+/// Decides which VM holds a claim, given the VM on record. If other VMs list it as well, the one on record is
+/// returned: it has to release the claim first.
 pub fn judge_remembered(claim: &Claim, remembered: Option<&str>, evidence: &Evidence) -> Holder {
     let is_its = |place: &Place| remembered.is_some_and(|uuid| place.uuid.eq_ignore_ascii_case(uuid));
     match places(claim, evidence).find(is_its) {
@@ -177,20 +182,20 @@ pub fn judge_remembered(claim: &Claim, remembered: Option<&str>, evidence: &Evid
     }
 }
 
-/// The VMs that list a claim.
+/// Returns the VMs that list a claim.
 fn places(claim: &Claim, evidence: &Evidence) -> impl Iterator<Item = Place> {
     let mut places = BTreeMap::new();
     for one in evidence.instances.iter().chain(&*evidence.vms).filter(|one| one.has(claim)) {
         places.insert(one.uuid.clone(), one.name.clone());
     }
-    // What lacks a UID or a name holds it all the same.
+    // A VM counts as a holder even if its UID or name is missing.
     places.into_iter().map(|(uuid, name)| Place {
         uuid: uuid.unwrap_or_default().to_lowercase(),
         vm: format!("{}/{}", claim.namespace, name.unwrap_or_default()),
     })
 }
 
-/// Who holds a claim.
+/// Decides which VM holds a claim.
 pub fn judge(claim: &Claim, evidence: &Evidence) -> Holder {
     let mut places = places(claim, evidence);
     match (places.next(), places.next()) {
@@ -219,12 +224,12 @@ fn nobody(claim: &Claim, evidence: &Evidence) -> Holder {
     }
 }
 
-/// What lasts of an instance: the UID of its VM, or its own if it has none.
+/// Returns the lasting identifier of an instance: the UID of its VM, or its own UID if no VM owns it.
 pub fn lasting(instance: &Instance) -> Option<String> {
     objects::owner(&instance.metadata).map(str::to_owned).or_else(|| instance.metadata.uid.clone())
 }
 
-/// The claims that a spec lists.
+/// Returns the claims that a spec lists.
 fn listed(spec: &InstanceSpec) -> Vec<String> {
     spec.volumes.iter().filter_map(|volume| volume.claim().map(str::to_owned)).collect()
 }
@@ -247,7 +252,7 @@ mod tests {
         .unwrap()
     }
 
-    /// One that KubeVirt has been asked to plug a claim into.
+    /// Builds a VM that KubeVirt has been asked to plug a claim into.
     fn asked(name: &str, volume: &str, claim: &str) -> VirtualMachine {
         let source = json!({"persistentVolumeClaim": {"claimName": claim}});
         let request = json!({"addVolumeOptions": {"name": volume, "disk": {}, "volumeSource": source}});
@@ -269,7 +274,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What is kept of them.
+    /// Builds the evidence from one VM and its instance.
     fn evidence(vm: &VirtualMachine, instance: &Instance) -> Evidence {
         let (vms, instances) = (Lister::of_vm(vm), Lister::of_instance(instance));
         let [vms, instances] = [vms, instances].map(|one| Arc::new(Vec::from_iter(one)));
@@ -399,7 +404,7 @@ mod tests {
         let here = || uses("csi-1", "n1");
         let there = || uses("csi-2", "n2");
         let to = |completed: bool, failed: bool| json!({"targetNode": "n2", "completed": completed, "failed": failed});
-        // The last generation of pods goes while the next one comes, also where it is being migrated to.
+        // The old attachment pod ends while the new one starts, on the target of a migration too.
         assert_eq!(found(json!({}), vec![own(), own()], vec![here()]), "");
         assert_eq!(found(to(false, false), vec![own()], vec![here(), there()]), "");
         assert_eq!(found(json!({}), vec![own(), attacher("n2", "launcher-2")], vec![here(), there()]), "");
@@ -443,7 +448,7 @@ mod tests {
             };
             has_rival("UID-A", &claim(), &evidence)
         };
-        // A migration may have left both of these.
+        // Both may be leftovers of a migration.
         assert!(!found(&vm("a", &source), vec![pod(true, "launcher-of-nobody")]));
         assert!(found(&vm("a", &source), vec![pod(true, "launcher-b")]));
         assert!(found(&vm("a", &source), vec![pod(false, "")]));

@@ -1,7 +1,8 @@
-//! Harvester's load balancers, `loadbalancer.harvesterhci.io/v1beta1`: what is read of them and of their pools, and what is asked of
-//! the API server about the former. Neither has a status of its own: whoever may change one may change all of it.
+//! Harvester's load balancers, `loadbalancer.harvesterhci.io/v1beta1`: the fields that are read of them and of
+//! their IP pools, and the requests that change load balancers. Neither kind has a status subresource:
+//! permission to change one covers the whole object.
 //!
-//! Where there is no Harvester there are no such kinds; that is looked at again now and then.
+//! Outside Harvester these kinds do not exist; their existence is checked again from time to time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,26 +21,26 @@ use crate::host::backends::volumes::VolumeError;
 use crate::kubernetes::follow::{Heard, follow};
 use crate::kubernetes::lists::{self, Failed, Selector};
 
-/// Their group and version.
+/// Group and version of both kinds.
 pub const API: &str = "loadbalancer.harvesterhci.io/v1beta1";
 const GROUP: &str = "loadbalancer.harvesterhci.io";
-/// The label that those of guest clusters have.
+/// Label of the load balancers of guest clusters.
 pub const CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
-/// When it is looked again whether there are such kinds.
+/// Interval between checks whether the kinds exist.
 const AGAIN: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(2);
-/// Objects in one answer.
+/// Maximum number of objects in one page of a list.
 const PAGE: u32 = 100;
 
-/// A load balancer.
+/// LoadBalancer object.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct Balancer {
-    /// Name, namespace, labels and annotations.
+    /// Metadata: name, namespace, labels and annotations are used.
     pub metadata: ObjectMeta,
-    /// What is wanted.
+    /// Desired state.
     #[serde(default)]
     pub spec: BalancerSpec,
-    /// How it is.
+    /// Observed state.
     #[serde(default, deserialize_with = "or_default")]
     pub status: BalancerStatus,
 }
@@ -48,9 +49,9 @@ pub struct Balancer {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BalancerSpec {
-    /// `vm` or `cluster`; empty is the former.
+    /// Either `vm` or `cluster`; empty means `vm`.
     pub workload_type: String,
-    /// `pool` or `dhcp`; empty is the former.
+    /// Either `pool` or `dhcp`; empty means `pool`.
     pub ipam: String,
 }
 
@@ -58,38 +59,38 @@ pub struct BalancerSpec {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BalancerStatus {
-    /// Where it is reached, as whoever has it announced says.
+    /// Address of the load balancer, as reported by the component that announces it.
     #[serde(deserialize_with = "or_default")]
     pub address: String,
-    /// The address that it was given.
+    /// Address that was allocated to it.
     #[serde(deserialize_with = "or_default")]
     pub allocated_address: Allocated,
-    /// What is said of it.
+    /// Conditions that Harvester reports.
     #[serde(deserialize_with = "or_default")]
     pub conditions: Vec<super::objects::Condition>,
 }
 
-/// An address that a load balancer was given.
+/// Address that was allocated to a load balancer.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Allocated {
-    /// The pool that it is from.
+    /// Pool of the address.
     #[serde(deserialize_with = "or_default")]
     pub ip_pool: String,
-    /// The address; `0.0.0.0` where somebody else gets one by DHCP.
+    /// The address; `0.0.0.0` if the announcing component gets one by DHCP.
     #[serde(deserialize_with = "or_default")]
     pub ip: String,
 }
 
-/// Addresses that load balancers are given.
+/// Pool of addresses for load balancers.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct Pool {
-    /// Its name.
+    /// Metadata, of which the name is used.
     pub metadata: ObjectMeta,
-    /// What it is.
+    /// Configuration of the pool.
     #[serde(default)]
     pub spec: PoolSpec,
-    /// What of it is taken.
+    /// Addresses in use.
     #[serde(default, deserialize_with = "or_default")]
     pub status: PoolStatus,
 }
@@ -98,51 +99,51 @@ pub struct Pool {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PoolSpec {
-    /// Its addresses.
+    /// Address ranges of the pool.
     #[serde(deserialize_with = "or_default")]
     pub ranges: Vec<PoolRange>,
-    /// Who may have them.
+    /// Selector of the clients that may use the pool.
     #[serde(deserialize_with = "or_default")]
     pub selector: PoolSelector,
 }
 
-/// Addresses of a pool that follow each other.
+/// Contiguous range of addresses.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PoolRange {
-    /// The first one; empty: that of the subnet.
+    /// First address; empty for the first of the subnet.
     #[serde(deserialize_with = "or_default")]
     pub range_start: String,
-    /// The last one; empty: that of the subnet.
+    /// Last address; empty for the last of the subnet.
     #[serde(deserialize_with = "or_default")]
     pub range_end: String,
-    /// The subnet that they are in.
+    /// Subnet of the range.
     pub subnet: String,
 }
 
-/// Selector of those who may have addresses of a pool.
+/// Selector of the clients that may use a pool.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PoolSelector {
-    /// The network that they belong to.
+    /// Network that the clients belong to.
     #[serde(deserialize_with = "or_default")]
     pub network: String,
-    /// Those that may have them.
+    /// Scopes that may use the pool.
     #[serde(deserialize_with = "or_default")]
     pub scope: Vec<PoolScope>,
 }
 
-/// Some that may have addresses of a pool.
+/// Scope of clients that may use a pool.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PoolScope {
-    /// A project of Rancher; `*` is any.
+    /// Rancher project; `*` for any.
     #[serde(deserialize_with = "or_default")]
     pub project: String,
-    /// A namespace; `*` is any.
+    /// Namespace; `*` for any.
     #[serde(deserialize_with = "or_default")]
     pub namespace: String,
-    /// A guest cluster; `*` is any.
+    /// Guest cluster; `*` for any.
     #[serde(deserialize_with = "or_default")]
     pub guest_cluster: String,
 }
@@ -151,16 +152,16 @@ pub struct PoolScope {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PoolStatus {
-    /// Its addresses.
+    /// Number of addresses in the pool.
     #[serde(deserialize_with = "or_default")]
     pub total: u64,
-    /// Those that are free.
+    /// Number of free addresses.
     #[serde(deserialize_with = "or_default")]
     pub available: u64,
-    /// Who has which.
+    /// Load balancers by the address that is allocated to them.
     #[serde(deserialize_with = "or_default")]
     pub allocated: BTreeMap<String, String>,
-    /// Who had which last.
+    /// Load balancers by the address that they had last.
     #[serde(deserialize_with = "or_default")]
     pub allocated_history: BTreeMap<String, String>,
 }
@@ -168,29 +169,29 @@ pub struct PoolStatus {
 resource!(Balancer, "LoadBalancer", "loadbalancers", GROUP, "v1beta1");
 resource!(Pool, "IPPool", "ippools", GROUP, "v1beta1");
 
-/// What is heard.
+/// Event of the watches on both kinds.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Told {
-    /// There are no such kinds, or no right to read them.
+    /// The kinds do not exist, or this process has no permission to read them.
     Missing,
-    /// Of the load balancers of guest clusters.
+    /// Event about a load balancer of a guest cluster.
     Balancers(Heard<Balancer>),
-    /// Of the pools.
+    /// Event about an IP pool.
     Pools(Heard<Pool>),
 }
 
 /// Outcome of a change.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Changed {
-    /// It was made; the object as it is now.
+    /// The change was made; contains the resulting object.
     Yes(Box<Balancer>),
-    /// The object is gone.
+    /// The object no longer exists.
     Gone,
-    /// Somebody has changed the object since it was read, or there is another one of its name.
+    /// The object has been changed since it was read, or another one of the same name exists.
     Conflict,
 }
 
-/// Follows load balancers and pools, for ever, as soon as there are such kinds.
+/// Watches load balancers and pools indefinitely, as soon as the kinds exist.
 pub fn follow_balancers(cluster: &Cluster) -> impl Stream<Item = Told> + Send + use<> {
     let balancers = Api::<Balancer>::all(cluster.client());
     let pools = Api::<Pool>::all(cluster.client());
@@ -217,17 +218,17 @@ pub fn follow_balancers(cluster: &Cluster) -> impl Stream<Item = Told> + Send + 
     missing.chain(stream::select(balancers.map(Told::Balancers), pools.map(Told::Pools))).boxed()
 }
 
-/// Without what nobody reads.
+/// Drops the fields that are never read.
 fn slim(mut balancer: Balancer) -> Balancer {
     balancer.metadata.managed_fields = None;
     balancer
 }
 
 impl Cluster {
-    /// The load balancers of a namespace with these labels, as the API server says now.
+    /// Reads the load balancers of a namespace with these labels from the API server.
     ///
     /// # Errors
-    /// If it does not.
+    /// If they cannot be read.
     pub async fn balancers(&self, namespace: &str, labels: String) -> Result<Vec<Balancer>, VolumeError> {
         let api = Api::<Balancer>::namespaced(self.client(), namespace);
         let selector = Selector { labels: Some(labels), ..Selector::default() };
@@ -236,10 +237,10 @@ impl Cluster {
         Ok(listed.all.into_iter().map(slim).collect())
     }
 
-    /// Makes a load balancer.
+    /// Creates a load balancer.
     ///
     /// # Errors
-    /// If it cannot be made; [`VolumeError::Refused`] in the words of whoever does not admit it.
+    /// If it cannot be created; [`VolumeError::Refused`] with the message of the admission webhook that denied it.
     pub async fn make_balancer(&self, namespace: &str, object: &Value) -> Result<Changed, VolumeError> {
         let what = format!("make a LoadBalancer in the namespace {namespace}");
         let path = format!("/apis/{API}/namespaces/{namespace}/loadbalancers");
@@ -248,10 +249,10 @@ impl Cluster {
         changed(made, &what)
     }
 
-    /// Changes a load balancer as a merge patch says, unless it has changed since it was read.
+    /// Applies a merge patch to a load balancer, unless it has been changed since it was read.
     ///
     /// # Errors
-    /// As those of [`Cluster::make_balancer`].
+    /// Those of [`Cluster::make_balancer`].
     pub async fn change_balancer(&self, read: &Balancer, mut patch: Value) -> Result<Changed, VolumeError> {
         let (namespace, name) = place(read);
         let what = format!("change the LoadBalancer {namespace}/{name}");
@@ -263,14 +264,14 @@ impl Cluster {
         changed(patched, &what)
     }
 
-    /// Deletes the very load balancer that was read. It is there until its address is given back.
+    /// Deletes exactly the load balancer that was read. The object remains until its address has been released.
     ///
     /// # Errors
     /// If it cannot be deleted.
     pub async fn delete_balancer(&self, read: &Balancer) -> Result<Changed, VolumeError> {
         let (namespace, name) = place(read);
         let what = format!("delete the LoadBalancer {namespace}/{name}");
-        // Its version counts as well: somebody may have begun to share its address.
+        // The version is a precondition too: a service may have begun to share the address.
         let preconditions = Preconditions {
             uid: read.metadata.uid.clone(),
             resource_version: read.metadata.resource_version.clone(),
@@ -296,7 +297,7 @@ fn changed(outcome: Result<Balancer, Error>, what: &str) -> Result<Changed, Volu
     }
 }
 
-/// Where a load balancer is.
+/// Returns the namespace and name of a load balancer.
 fn place(balancer: &Balancer) -> (&str, &str) {
     let metadata = &balancer.metadata;
     (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())

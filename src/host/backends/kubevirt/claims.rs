@@ -1,7 +1,8 @@
-//! A volume as a claim of the host cluster (a PersistentVolumeClaim): how one is made from the other. Pure.
+//! Conversion between volumes and claims of the host cluster (PersistentVolumeClaims). Pure.
 //!
-//! The claim is the whole record of a volume. Its labels are for people and for other programs of the host cluster; what
-//! is read again is in annotations, whose text has no bounds that names of guests could exceed.
+//! The claim is the complete record of a volume. Its labels are for people and for other programs of the host
+//! cluster; the data that is read back is in annotations, because their values have no length limit that names
+//! from guests could exceed.
 
 use std::collections::BTreeMap;
 
@@ -17,27 +18,28 @@ use super::names::Claim;
 use super::objects::CLUSTER_LABEL;
 use crate::host::backends::volumes::{NewVolume, Published, Sharer, Volume};
 
-/// The label of what is made by guestlet, and its value.
+/// Label of the objects that guestlet creates, with its value.
 pub const OURS: (&str, &str) = ("app.kubernetes.io/managed-by", "guestlet");
-/// The cluster, as the host half names it.
+/// Annotation with the cluster, as the host half names it.
 pub const CLUSTER: &str = "guestlet.io/cluster";
-/// The name of the volume in its cluster.
+/// Annotation with the name of the volume in its cluster.
 const NAME: &str = "guestlet.io/name";
-/// The claim of the guest cluster.
+/// Annotation with the claim of the guest cluster.
 const CLAIM: &str = "guestlet.io/claim";
-/// The labels with the namespace and the name of the claim of the guest cluster, for people: the claim's own name tells
-/// them nothing.
+/// Labels with the namespace and name of the claim in the guest cluster, for people: the name of the host
+/// cluster's claim is a hash.
 const CLAIM_LABELS: [&str; 2] = ["guestlet.io/claim-namespace", "guestlet.io/claim-name"];
-/// Which VM is to have the volume.
+/// Annotation that records the VM that the volume is published to.
 pub const PUBLISHED: &str = "guestlet.io/published";
-/// Which VMs may mount the share that the claim is.
+/// Annotation that records the VMs that may mount the share.
 pub const SHARERS: &str = "guestlet.io/shared-with";
-/// The volume mode of shares; that of all others is `Block`. It never changes.
+/// Volume mode of shares; that of all other volumes is `Block`. It never changes.
 pub const FILES: &str = "Filesystem";
-/// The access mode of shares.
+/// Access mode of shares.
 const MANY: &str = "ReadWriteMany";
 
-/// Which VM is to have a volume, as an annotation says it. Fields are never renamed: claims outlive this program.
+/// Value of the annotation for the VM that a volume is published to. Fields must never be renamed: claims
+/// outlive this program.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
@@ -50,15 +52,15 @@ struct Record {
     leaving: bool,
 }
 
-/// The annotation that says which VM is to have a volume.
+/// Returns the value of the annotation for the VM that a volume is published to.
 pub fn record(published: &Published) -> String {
     let Published { uuid, vm, node, read_only, leaving } = published.clone();
     let record = Record { uuid, vm, node, read_only, leaving };
-    // Texts and truth values always become JSON.
+    // Strings and booleans can always be serialized.
     serde_json::to_string(&record).unwrap_or_default()
 }
 
-/// A VM that may mount a share, as an annotation says it. Fields are never renamed.
+/// Value of the annotation for a VM that may mount a share. Fields must never be renamed.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct SharerRecord {
@@ -69,23 +71,23 @@ struct SharerRecord {
     read_only: bool,
 }
 
-/// The annotation that says which VMs may mount a share; none if no VM may.
+/// Returns the value of the annotation for the VMs that may mount a share; `None` if no VM may.
 pub fn record_sharers(sharers: &[Sharer]) -> Option<String> {
     let record = |sharer: &Sharer| {
         let Sharer { uuid, vm, node, read_only } = sharer.clone();
         SharerRecord { uuid, vm, node, read_only }
     };
     let records: Vec<_> = sharers.iter().map(record).collect();
-    // As above.
+    // Serialization cannot fail, for the same reason as above.
     (!records.is_empty()).then(|| serde_json::to_string(&records).unwrap_or_default())
 }
 
-/// The namespace of a cluster's VMs and claims, and its name there: `namespace/name`.
+/// Splits `namespace/name` of a cluster into the namespace of its VMs and claims, and its name there.
 pub fn place(cluster: &str) -> Option<(&str, &str)> {
     cluster.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
 }
 
-/// The claim for a new volume, with this access mode.
+/// Builds the claim for a new volume, with this access mode.
 pub fn build(claim: &Claim, new: &NewVolume, access_mode: &str) -> PersistentVolumeClaim {
     let mut labels = BTreeMap::from([(OURS.0.to_owned(), OURS.1.to_owned())]);
     if let Some((_, name)) = place(&new.cluster).filter(|(_, name)| is_label_value(name)) {
@@ -118,7 +120,8 @@ pub fn build(claim: &Claim, new: &NewVolume, access_mode: &str) -> PersistentVol
     }
 }
 
-/// The volume that a claim is; none if it is none of ours. It is one that guestlet has made, or was given ([`adopted`]).
+/// Returns the volume that a claim represents, or `None` if it is not guestlet's: neither created by it nor
+/// given to it ([`adopted`]).
 pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
     let metadata = &claim.metadata;
     let is_ours = metadata.labels.as_ref()?.get(OURS.0).is_some_and(|by| by == OURS.1);
@@ -151,7 +154,7 @@ pub fn volume(claim: &PersistentVolumeClaim) -> Option<Volume> {
     })
 }
 
-/// What a claim lacks that [`volume`] knows ours by.
+/// Describes the marks that a claim lacks to be recognized by [`volume`].
 pub fn lacks(claim: &PersistentVolumeClaim) -> String {
     let (label, value) = OURS;
     let has_label =
@@ -159,10 +162,10 @@ pub fn lacks(claim: &PersistentVolumeClaim) -> String {
     if has_label { format!("the annotation {CLUSTER}") } else { format!("the label {label}={value}") }
 }
 
-/// Which VM is to have the volume of a claim.
+/// Returns the VM on record for the volume of a claim.
 ///
 /// # Errors
-/// If what is written there cannot be read, in words.
+/// If the annotation cannot be parsed; the text says why.
 pub fn published(claim: &PersistentVolumeClaim) -> Result<Option<Published>, String> {
     let annotation = claim.metadata.annotations.as_ref().and_then(|all| all.get(PUBLISHED));
     match annotation.map(|text| serde_json::from_str(text)) {
@@ -174,10 +177,10 @@ pub fn published(claim: &PersistentVolumeClaim) -> Result<Option<Published>, Str
     }
 }
 
-/// Which VMs may mount the share that a claim is, in the order of their UUIDs; none if it is a disk.
+/// Returns the VMs that may mount the share that a claim represents, ordered by UUID; `None` for a disk.
 ///
 /// # Errors
-/// If what is written there cannot be read, in words.
+/// If the annotation cannot be parsed; the text says why.
 pub fn sharers(claim: &PersistentVolumeClaim) -> Result<Option<Vec<Sharer>>, String> {
     let mode = claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref());
     if mode != Some(FILES) {
@@ -196,7 +199,8 @@ pub fn sharers(claim: &PersistentVolumeClaim) -> Result<Option<Vec<Sharer>>, Str
     Ok(Some(sharers))
 }
 
-/// Bytes that were asked for, and at least those that there are: storage may round up.
+/// Returns the requested size in bytes, or the provisioned size if that is larger, because storage may round
+/// up.
 fn size(claim: &PersistentVolumeClaim) -> u64 {
     let storage = |map: Option<&BTreeMap<String, Quantity>>| map.and_then(|map| bytes(map.get("storage")?));
     let spec = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
@@ -205,7 +209,7 @@ fn size(claim: &PersistentVolumeClaim) -> u64 {
     wanted.max(there).unwrap_or_default()
 }
 
-/// Bytes that there are; none before the claim is bound.
+/// Returns the provisioned size in bytes; `None` before the claim is bound.
 pub fn capacity(claim: &PersistentVolumeClaim) -> Option<u64> {
     bytes(claim.status.as_ref()?.capacity.as_ref()?.get("storage")?)
 }
@@ -221,7 +225,7 @@ fn problem(claim: &PersistentVolumeClaim) -> Option<String> {
     }
 }
 
-/// Whether a text can be the value of a label.
+/// Reports whether a text is valid as the value of a label.
 fn is_label_value(text: &str) -> bool {
     let inside = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let outside = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -232,7 +236,7 @@ fn is_label_value(text: &str) -> bool {
         && bytes.iter().all(|byte| inside(*byte))
 }
 
-/// Bytes as Kubernetes writes them, such as `10Gi`, `1e9` or `1500M`; fractions are rounded up.
+/// Parses a Kubernetes quantity, such as `10Gi`, `1e9` or `1500M`, into bytes; fractions are rounded up.
 pub fn bytes(quantity: &Quantity) -> Option<u64> {
     let text = quantity.0.trim();
     let end = text.find(|one: char| !one.is_ascii_digit() && one != '.').unwrap_or(text.len());
@@ -253,7 +257,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
         "T" => 1000_u128.pow(4),
         "P" => 1000_u128.pow(5),
         "E" => 1000_u128.pow(6),
-        // Thousandths.
+        // The suffix `m` stands for thousandths.
         "m" => return u64::try_from(digits.checked_mul(1)?.div_ceil(1000)).ok(),
         exponent => {
             let power = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;

@@ -1,5 +1,5 @@
-//! Copies of what is listed often: our claims, and the storage classes. Watches keep them up to date; nothing is decided by
-//! them that must not be decided by what was so a moment ago.
+//! Caches of the objects that are listed often: guestlet's claims, and the storage classes. Watches keep them
+//! up to date. Decisions that must not be based on slightly stale data do not use them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,25 +20,25 @@ use crate::kubernetes::follow::{Heard, follow};
 use crate::kubernetes::lists::Selector;
 use crate::supervise::Scope;
 
-/// The annotation of a storage class for claims that name none.
+/// Annotation of the default storage class.
 const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
-/// What is said before all claims and storage classes have been read.
+/// Error text before all claims and storage classes have been listed.
 pub const UNREAD: &str =
     "the claims and storage classes of the cluster have not been read yet; guestctl doctor shows why";
 
 /// Namespace, which may be empty, and name.
 type Key = (String, String);
-/// None before all were listed once.
+/// Cache contents; `None` before all objects have been listed once.
 type Kept<K> = watch::Receiver<Option<K>>;
 
-/// Where copies are kept.
+/// Cache that is kept up to date by a watch.
 trait Copy: std::fmt::Debug + Default + Send + Sync + 'static {
-    /// What is kept of an object.
+    /// Data kept for each object.
     type Of;
-    /// Keeps one, in place of what was there.
+    /// Inserts or replaces an object.
     fn put(&mut self, key: Key, one: Self::Of);
-    /// Keeps one no more.
+    /// Removes an object.
     fn remove(&mut self, key: &Key);
 }
 
@@ -54,7 +54,7 @@ impl Copy for BTreeMap<Key, Class> {
     }
 }
 
-/// Volumes, and by what they are found.
+/// Volumes with their index.
 #[derive(Debug, Default)]
 struct Indexed {
     all: BTreeMap<Key, Volume>,
@@ -62,7 +62,7 @@ struct Indexed {
 }
 
 impl Indexed {
-    /// The volume of this identifier, which is one of the catalogue's.
+    /// Returns the volume with this identifier, which is in the catalogue.
     fn get(&self, id: &str) -> Option<&Volume> {
         let Claim { namespace, name } = Claim::of_id(id)?;
         self.all.get(&(namespace, name))
@@ -85,7 +85,7 @@ impl Copy for Indexed {
     }
 }
 
-/// The copies.
+/// Caches of the claims and storage classes.
 #[derive(Debug)]
 pub struct Copies {
     claims: Kept<Indexed>,
@@ -94,7 +94,7 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Those of this cluster, of which nothing is there yet.
+    /// Starts the watches on this cluster; the caches are empty at first.
     pub fn begin(cluster: &Cluster) -> Self {
         let tasks = Scope::new();
         let ours = Selector { labels: Some(format!("{}={}", OURS.0, OURS.1)), ..Selector::default() };
@@ -108,37 +108,37 @@ impl Copies {
         Self { claims, classes, _tasks: tasks }
     }
 
-    /// Returns when all of them are there; as long as the API server cannot be asked, it does not.
+    /// Waits until both caches are filled; this takes as long as the API server cannot be reached.
     pub async fn there(&self) {
         let (mut claims, mut classes) = (self.claims.clone(), self.classes.clone());
-        // They fail only when nobody follows any more, which ends with this value.
+        // The waits fail only when the watches have ended, which happens only after this value is dropped.
         drop(claims.wait_for(Option::is_some).await);
         drop(classes.wait_for(Option::is_some).await);
     }
 
-    /// Whether all of them are there.
+    /// Reports whether both caches are filled.
     pub fn are_there(&self) -> bool {
         self.claims.borrow().is_some() && self.classes.borrow().is_some()
     }
 
-    /// The volumes of our claims; none before all are there.
+    /// Returns the volumes of guestlet's claims; `None` before they have been listed.
     pub fn volumes(&self) -> Option<Vec<Volume>> {
         self.claims.borrow().as_ref().map(|claims| claims.all.values().cloned().collect())
     }
 
-    /// What `look` finds of the volumes of our claims.
+    /// Returns the result of `look` on the volumes of guestlet's claims.
     ///
     /// # Errors
-    /// Before all are there.
+    /// If the claims have not been listed yet.
     fn known<T>(&self, look: impl FnOnce(&Indexed) -> T) -> Result<T, VolumeError> {
         let claims = self.claims.borrow();
         claims.as_ref().map(look).ok_or_else(|| VolumeError::Unavailable(UNREAD.to_owned()))
     }
 
-    /// The volumes of a cluster, or of all, after this identifier: so many at most.
+    /// Returns at most `most` volumes of a cluster, or of all clusters, that sort after this identifier.
     ///
     /// # Errors
-    /// Before all are there.
+    /// If the claims have not been listed yet.
     pub fn part(&self, cluster: Option<&str>, after: &str, most: usize) -> Result<Vec<Volume>, VolumeError> {
         self.known(|claims| {
             let ids = claims.catalogue.after(cluster, after).take(most);
@@ -146,10 +146,10 @@ impl Copies {
         })
     }
 
-    /// The volume of this name in a cluster, if there is one.
+    /// Returns the volume with this name in a cluster, if there is one.
     ///
     /// # Errors
-    /// Before all are there.
+    /// If the claims have not been listed yet.
     pub fn named(&self, cluster: &str, name: &str) -> Result<Option<Volume>, VolumeError> {
         self.known(|claims| {
             let first = claims.catalogue.named(cluster, name).next();
@@ -157,23 +157,23 @@ impl Copies {
         })
     }
 
-    /// What a cluster has, with what is coming.
+    /// Returns the usage of a cluster, including volumes that are coming.
     ///
     /// # Errors
-    /// Before all are there.
+    /// If the claims have not been listed yet.
     pub fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Result<Usages, VolumeError> {
         self.known(|claims| usages(&std::iter::once(&claims.catalogue), cluster, class, coming))
     }
 
-    /// The identifiers of the volumes that the VM of this UUID is to have.
+    /// Returns the identifiers of the volumes that are published to the VM with this UUID.
     ///
     /// # Errors
-    /// Before all are there.
+    /// If the claims have not been listed yet.
     pub fn of_vm(&self, uuid: &str) -> Result<BTreeSet<String>, VolumeError> {
         self.known(|claims| claims.catalogue.of_vm(uuid).map(str::to_owned).collect())
     }
 
-    /// Whether the VM of this UUID is to have the volume that a claim is.
+    /// Reports whether the volume of this claim is published to the VM with this UUID.
     pub fn is_published(&self, claim: &Claim, uuid: &str) -> bool {
         let key = (claim.namespace.clone(), claim.name.clone());
         let claims = self.claims.borrow();
@@ -181,12 +181,12 @@ impl Copies {
         volume.and_then(|volume| volume.published.as_ref()).is_some_and(|published| published.uuid == uuid)
     }
 
-    /// The storage classes, in the order of their names.
+    /// Returns the storage classes, ordered by name.
     pub fn classes(&self) -> Vec<Class> {
         self.classes.borrow().iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    /// Waits until there is a copy of this claim, but no longer than that.
+    /// Waits until this claim is in the cache, for at most this time.
     pub async fn shows(&self, claim: &Claim, patience: Duration) {
         let key = (claim.namespace.clone(), claim.name.clone());
         let mut claims = self.claims.clone();
@@ -201,7 +201,7 @@ fn class(class: &StorageClass) -> Class {
     Class { name: class.name_any(), is_default }
 }
 
-/// Keeps what is read of all objects that are followed, for as long as the scope lasts.
+/// Starts a watch that fills a cache for as long as the scope lasts.
 fn copy<K: Resource + Send + 'static, C: Copy>(
     tasks: &Scope,
     followed: impl Stream<Item = Heard<K>> + Send + 'static,
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_what_was_heard_last() {
-        // Of one without the annotation nothing is kept.
+        // Classes without the annotation for the default class are not kept.
         let only_defaults = |object: &StorageClass| Some(class(object)).filter(|class| class.is_default);
         let mut all: BTreeMap<Key, Class> = BTreeMap::new();
         let mut hear = |heard| {

@@ -1,4 +1,5 @@
-//! Takes a volume out of a VM: its guest is asked, KubeVirt is told, and then nobody must be seen to have it any more.
+//! Unplugs a volume from a VM: asks its guest to release it, requests the removal from KubeVirt, and then
+//! checks that nothing uses it any longer.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use crate::host::backends::disks::GuestSide;
 use crate::host::backends::volumes::{Holder, Place, VolumeError};
 
 impl Claims {
-    /// Waits until nobody holds a volume that the VM at `from` has let go of; not for another VM, which keeps it for as long as it likes.
+    /// Waits until a volume that the VM at `from` has released has no holder. If another VM holds it, this does not
+    /// wait, because that VM may keep it indefinitely.
     async fn off(&self, read: &Read, from: &Place, patience: Duration) -> Result<(), VolumeError> {
         let begun = Instant::now();
         let mut pause = self.patience.poll;
@@ -33,14 +35,14 @@ impl Claims {
             if begun.elapsed() >= patience {
                 return Err(still_held(why));
             }
-            // Each look reads all that may use the claim.
+            // Each check reads all objects that may use the claim.
             let left = patience.saturating_sub(begun.elapsed());
             tokio::time::sleep(pause.min(left)).await;
             pause = (pause * 2).min(self.patience.look);
         }
     }
 
-    /// Has a VM let go of a volume, once its guest has released it. All of it is decided by what the VM has now.
+    /// Unplugs a volume from a VM after its guest has released it. All decisions are based on what the VM has now.
     pub(super) async fn unplug_from(
         &self,
         read: &Read,
@@ -54,13 +56,15 @@ impl Claims {
             seen.vm.metadata.uid.as_ref().is_some_and(|uid| uid.eq_ignore_ascii_case(&from.uuid))
         };
         let (disk, known) = leaving(read, seen.as_ref().filter(is_its))?;
-        // One that has not started has no agent yet, which could not say so of what another program has plugged: KubeVirt is not told then.
+        // A VM that has not started has no agent to ask about a disk that another program has plugged; KubeVirt is
+        // then not asked to remove the disk.
         let is_asked = |seen: &Seen| {
             seen.instance.as_ref().is_some_and(has_guest) && (!disk.as_is || seen.run().has_started)
         };
         let runs = seen.as_ref().is_some_and(is_asked);
         let stage = seen.as_ref().map_or(Stage::Absent, |seen| seen.stage(&disk.volume()));
-        // What another program has plugged and KubeVirt is taking away, its guest may not have any more.
+        // A disk that another program plugged and that KubeVirt is already removing may have disappeared from its
+        // guest.
         let is_there = stage != Stage::Absent && !(disk.as_is && matches!(stage, Stage::Leaving(_)));
         let mut at = None;
         if runs && is_there {
@@ -70,15 +74,15 @@ impl Claims {
             guest.release(&known.map_err(unknown)?).await?;
             at = Some(Instant::now());
         }
-        // As it was before the guest was asked: what has changed since may have another one. One that was not asked says nothing of what
-        // is plugged again.
+        // Use the run from before the guest was asked: one that started since may be using the disk. If the guest was
+        // not asked about a disk of another program, no run counts, because the disk may be plugged again.
         let was_asked = is_there || !disk.as_is;
         let run = seen.filter(|_| was_asked || !runs).map(|seen| seen.run()).unwrap_or_default();
         let released = Released { run, at, by_force: guest.is_forced() };
         self.hotplug.unplug(&from.vm, &from.uuid, disk, released).await
     }
 
-    /// Takes a volume out of a VM, and waits until nobody has it.
+    /// Unplugs a volume from a VM, and waits until it has no holder.
     pub(super) async fn detach(
         &self,
         read: &Read,
@@ -91,12 +95,13 @@ impl Claims {
     }
 }
 
-/// Something of a volume is still where it is to be taken away; in words what, for the host.
+/// Returns the error for a volume that is still in use where it is to be unplugged; `detail` describes the
+/// user, for the host.
 pub(super) fn still_held(detail: String) -> VolumeError {
     VolumeError::Waiting { words: "the host cluster has not released the volume yet".to_owned(), detail }
 }
 
-/// Whether a guest may run in a VM, as its run says.
+/// Reports whether a guest may be running in a VM, judging by the phase of its run.
 fn has_guest(run: &objects::Instance) -> bool {
     !matches!(run.status.phase.as_str(), "" | "Pending" | "Scheduling" | "Succeeded" | "Failed")
 }

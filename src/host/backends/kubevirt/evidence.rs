@@ -1,8 +1,9 @@
-//! What is read of the host cluster to tell who holds claims: all VMs, runs and pods of a namespace, and all VolumeAttachments,
-//! for the API server knows none of them by the claims that they use.
+//! Reads from the host cluster which objects use claims: all VMs, runs and pods of a namespace, and all
+//! VolumeAttachments, because the API server cannot select any of them by the claims that they use.
 //!
-//! There may be very many. They come page by page, nothing is kept of them but what uses claims, and a reading
-//! serves all who asked before it began ([`Shared`]). Of each object that is not KubeVirt's only the fields below are read.
+//! There may be very many of them. They are read page by page, only the users of claims are kept, and one
+//! reading serves all callers that asked before it began ([`Shared`]). Of the objects that are not KubeVirt's,
+//! only the fields below are parsed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,29 +21,29 @@ use super::objects::{Instance, VirtualMachine, or_default};
 use super::shared::Shared;
 use crate::kubernetes::lists;
 
-/// Objects in one answer to a list.
+/// Maximum number of objects in one page of a list.
 const PAGE: u32 = 250;
-/// What KubeVirt calls its pods that plug volumes.
+/// Prefix of the names of KubeVirt's hot-plug pods.
 const ATTACHER: &str = "hotplug-disk";
 
-/// Reads it; clones share what they read.
+/// Reader of the evidence; clones share their readings.
 #[derive(Clone)]
 pub struct Reader {
     client: Client,
     namespaces: Shared<String, Namespace>,
-    /// There is one of it.
+    /// Reading of all VolumeAttachments, which have no namespace; hence the single key.
     attachments: Shared<(), Attachments>,
 }
 
-/// The VolumeAttachments, by the PersistentVolume of each.
+/// VolumeAttachments by PersistentVolume.
 type Attachments = BTreeMap<String, Vec<Use>>;
 
-/// What uses claims in a namespace.
+/// Users of claims in a namespace.
 #[derive(Debug, Default)]
 pub struct Namespace {
     vms: Arc<Vec<Lister>>,
     instances: Arc<Vec<Lister>>,
-    /// By claim.
+    /// Pods by the claims that they use.
     pods: BTreeMap<String, Vec<Use>>,
 }
 
@@ -71,7 +72,7 @@ struct Owner {
     uid: String,
 }
 
-/// The one label of them that says something.
+/// Labels of pods, of which one is relevant.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Labels {
@@ -125,17 +126,18 @@ struct AttachmentSource {
 }
 
 impl Reader {
-    /// One that asks by this client.
+    /// Creates a reader that uses this client.
     pub fn new(client: Client) -> Self {
         Self { client, namespaces: Shared::default(), attachments: Shared::default() }
     }
 
-    /// What there is to tell who holds a claim, whose PersistentVolume is of this name.
+    /// Reads the evidence for the holder of a claim; `volume` is the name of its PersistentVolume.
     ///
     /// # Errors
-    /// In words, if any of it cannot be read.
+    /// If any of it cannot be read; the text says why.
     pub async fn evidence(&self, claim: &Claim, volume: Option<&str>) -> Result<Evidence, String> {
-        // A VM that begins to list the claim in between is seen by whoever lists later: first what ends, then what begins.
+        // Attachments are read first and VMs last: a VM that begins to list the claim between the readings is then
+        // still seen.
         let attachments = match volume {
             None => Vec::new(),
             Some(volume) => {
@@ -176,7 +178,7 @@ impl Reader {
         Ok(Namespace { vms: Arc::new(vms), instances: Arc::new(instances), pods })
     }
 
-    /// Hands on each object of the kind `K`, of a namespace or of all, as far as `S` has it.
+    /// Passes each object of kind `K`, in a namespace or in all, to `found`, parsed as `S`.
     async fn each<K, S>(&self, namespace: Option<&str>, found: impl FnMut(S)) -> Result<(), String>
     where
         K: Resource<DynamicType = ()>,
@@ -191,7 +193,7 @@ impl Reader {
     }
 }
 
-/// Keeps a pod under each claim that it uses, unless it has ended.
+/// Adds a pod to the users of each of its claims, unless it has ended.
 fn keep_pod(pods: &mut BTreeMap<String, Vec<Use>>, pod: SlimPod) {
     let SlimPod { metadata, spec, status } = pod;
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {

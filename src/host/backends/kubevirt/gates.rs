@@ -1,30 +1,31 @@
-//! Whether KubeVirt can plug a disk into a VM that runs, and how it wants to be told. Pure.
+//! Determines whether KubeVirt can hot-plug disks, and through which interface. Pure.
 //!
-//! It is asked of the KubeVirt object each time: an administrator may change it, and what a version can do says little
-//! about what is turned on in a cluster.
+//! The KubeVirt object is read for each decision: an administrator may change it at any time, and the version
+//! alone does not say which features are enabled.
 
 use super::objects::{DeveloperConfiguration, KubeVirt};
 
-/// The feature gate of hot-plug by the subresources `addvolume` and `removevolume`. Where it is listed it wins.
+/// Feature gate of hot-plug through the subresources `addvolume` and `removevolume`. If listed, it takes
+/// precedence.
 const SUBRESOURCE: &str = "HotplugVolumes";
-/// The feature gate of hot-plug by what a VM's spec lists.
+/// Feature gate of hot-plug through the VM's spec.
 const DECLARATIVE: &str = "DeclarativeHotplugVolumes";
-/// The first version that has the latter turned on unless it is disabled: 1.9.
+/// First version that enables the latter by default: 1.9.
 const DECLARATIVE_SINCE: (u64, u64) = (1, 9);
 
-/// How KubeVirt is told to plug a disk.
+/// Interface through which KubeVirt hot-plugs disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// By the VM's spec.
+    /// Changes to the spec of the VirtualMachine.
     Declarative,
-    /// By a request for each volume.
+    /// A subresource request (addvolume, removevolume) for each volume.
     Subresource,
 }
 
-/// How these say it, the KubeVirt objects of a cluster. There is one, in a cluster that is well.
+/// Determines the interface from the KubeVirt objects of a cluster, of which there should be exactly one.
 ///
 /// # Errors
-/// If disks cannot be plugged, with what to do about it.
+/// If disks cannot be hot-plugged; the text says what to do.
 pub fn way(installed: &[KubeVirt]) -> Result<Way, String> {
     let [kubevirt] = installed else {
         return Err(match installed {
@@ -50,17 +51,17 @@ pub fn way(installed: &[KubeVirt]) -> Result<Way, String> {
     ))
 }
 
-/// Whether a feature gate is among these.
+/// Reports whether a feature gate is in this list.
 pub fn has(gates: &[String], gate: &str) -> bool {
     gates.iter().any(|one| one == gate)
 }
 
-/// Whether a feature gate is on: it is listed, or the version has it on, and nobody has disabled it.
+/// Reports whether a feature gate is on: it is listed, or on by default in this version, and not disabled.
 pub fn is_on(gates: &DeveloperConfiguration, gate: &str, by_version: bool) -> bool {
     (has(&gates.feature_gates, gate) || by_version) && !has(&gates.disabled_feature_gates, gate)
 }
 
-/// Major and minor number of a version such as `v1.7.0-rc.1`.
+/// Parses a version such as `v1.7.0-rc.1` into major and minor number.
 fn release(version: &str) -> Option<(u64, u64)> {
     let mut numbers = version.trim_start_matches('v').split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

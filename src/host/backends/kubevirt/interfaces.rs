@@ -1,30 +1,31 @@
-//! The network interfaces of a VM, as its spec has them and its status says what they are in its guest. Pure.
+//! Network interfaces of a VM, from its spec, and from its status as to how they appear in the guest. Pure.
 //!
-//! Whatever of it is not as it should be is as good as missing: that a VM runs, and what is plugged into it, must be known all
-//! the same.
+//! Fields of an unexpected type count as missing: the state of the VM and its volumes must be known
+//! nevertheless.
 
 use serde_json::Value;
 
-/// Most interfaces, and addresses of each, that are read: guests have a say in the latter.
+/// Maximum number of interfaces, and of addresses of each, that are read: the guest can influence the latter.
 const MOST_INTERFACES: usize = 32;
 const MOST_ADDRESSES: usize = 64;
-/// Characters of the longest text that comes from a guest: a name, or an address.
+/// Maximum length, in characters, of a name or address that comes from a guest.
 const LONGEST: usize = 64;
 
-/// An interface of a VM.
+/// Network interface of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its hardware address, in lower case; empty if that is not known.
+    /// MAC address, in lower case; empty if unknown.
     pub hardware_address: String,
-    /// The network that it is attached to, `namespace/name`; empty for that of pods.
+    /// Network that it is attached to, as `namespace/name`; empty for the pod network.
     pub network: String,
-    /// Its name in the guest; empty if that is not known.
+    /// Name of the interface in the guest; empty if unknown.
     pub guest_name: String,
-    /// Its addresses, as they are reported: without the subnets that they are in.
+    /// IP addresses as reported, without prefix lengths.
     pub addresses: Vec<String>,
 }
 
-/// The interfaces of a VM in this namespace with this spec of a VirtualMachineInstance and this status, in the order of the spec.
+/// Returns the interfaces of a VM in this namespace, from the spec and status of its VirtualMachineInstance, in
+/// the order of the spec.
 pub fn interfaces(namespace: &str, spec: &Value, status: &Value) -> Vec<Interface> {
     let named = |list: &'_ Value, name: &str| {
         list.as_array().into_iter().flatten().find(|one| one["name"] == name).cloned().unwrap_or_default()
@@ -52,7 +53,7 @@ pub fn interfaces(namespace: &str, spec: &Value, status: &Value) -> Vec<Interfac
     wanted.iter().filter_map(interface).take(MOST_INTERFACES).collect()
 }
 
-/// A network as a VM of this namespace names it, with its namespace.
+/// Qualifies the name of a network, as used in a VM of this namespace, with its namespace.
 fn within(namespace: &str, name: &str) -> String {
     match name {
         "" => String::new(),
@@ -88,7 +89,7 @@ mod tests {
             {"name": "lan", "mac": "52:54:00:00:00:0A", "interfaceName": "enp2s0", "ipAddress": "192.0.2.7",
              "ipAddresses": ["192.0.2.7", "2001:db8::7"]},
             {"name": "wan", "mac": "52:54:00:00:00:03", "ipAddress": "198.51.100.7"},
-            // One that the guest has made for itself.
+            // An interface that the guest created itself.
             {"interfaceName": "cni0", "mac": "52:54:00:00:00:0B", "ipAddresses": ["10.42.0.1"]},
         ]});
         let found = interfaces("dev", &spec(), &status);

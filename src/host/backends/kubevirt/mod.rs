@@ -1,15 +1,16 @@
-//! VMs of a Kubernetes cluster, which KubeVirt runs: on Harvester, or any other cluster that has it.
+//! VMs of a Kubernetes cluster that are run by KubeVirt: on Harvester, or on any other cluster with KubeVirt.
 //!
 //! ```text
 //!  API server of the host cluster
 //!    │ VirtualMachineInstances, the Node          │ VirtualMachines, claims
 //!    ▼                                            ▼
 //!  node role, one on each node                  controller role, one at a time
-//!    knows its node's VMs, dials them             makes claims, has KubeVirt plug them
+//!    knows its node's VMs, dials them             creates claims, requests hot-plugs from KubeVirt
 //! ```
 //!
-//! Nothing is remembered but in the API: what a claim is and which VM is to have it are in its labels and annotations,
-//! which VM has it is in the VMs' specs and statuses. Objects are read as far as [`objects`] says, and no further.
+//! All state is stored in the API: the properties of a volume, and the VM that it is published to, are in the
+//! labels and annotations of its claim, and the VM that has it is shown by the VMs' specs and statuses. Only
+//! the fields in [`objects`] are read.
 
 pub mod adopted;
 mod adopting;

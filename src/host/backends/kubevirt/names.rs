@@ -1,85 +1,88 @@
-//! How a volume is named: to its guest cluster, as a claim of the host cluster, in VMs, and to guests. Pure; each name
-//! follows from the one before, so that nothing has to be remembered to find one by another.
+//! Names of a volume: in its guest cluster, as a claim of the host cluster, in VMs, and in guests. Pure. Each
+//! name is computed from the previous one, so no mapping has to be stored.
 //!
 //! ```text
 //!  name in the guest cluster   pvc-6f0c…                   any text of 1 to 128 bytes
 //!  claim                       namespace / guestlet-91e4…  a UUID made from the cluster and that name
-//!  identifier                  namespace.guestlet-91e4…    what the guest cluster's PersistentVolume remembers
+//!  identifier                  namespace.guestlet-91e4…    stored in the guest cluster's PersistentVolume
 //!  serial number               91e4…                       36 bytes, which a SCSI disk shows in full
-//!  volume in a VM's spec       guestlet-disk-91e4…         by its prefix known as one of ours
+//!  volume in a VM's spec       guestlet-disk-91e4…         the prefix marks it as guestlet's
 //! ```
 //!
-//! A claim that Harvester's driver has made keeps its name, by which its guest cluster calls the volume, too; serial number and volume
-//! in a VM's spec are made from a hash of that ([`adopted`](super::adopted)).
+//! A claim that Harvester's driver created keeps its name, which is also its name in the guest cluster. Its
+//! serial number and its volume name in a VM's spec are made from a hash of that name
+//! ([`adopted`](super::adopted)).
 //!
-//! The name of a claim is made from a hash because the name of the volume comes from a guest: a guest must not be able to
-//! take the name of a claim that somebody else has, or will want to have, and two clusters of one namespace must not meet. What
-//! people know a volume by is in the labels and annotations of its claim ([`claims`](super::claims)).
+//! The name of a claim is a hash because the name of the volume comes from a guest: a guest must not be able to
+//! choose the name of a claim that belongs, or will belong, to another owner, and two clusters in one namespace
+//! must not collide. Names for people are in the labels and annotations of the claim
+//! ([`claims`](super::claims)).
 
 use std::fmt::Write as _;
 
 use ring::digest::{SHA256, digest};
 
-/// What the names of our volumes in VMs begin with. It is not that of claims: who plugs a claim by hand usually calls the volume
-/// as the claim.
+/// Prefix of guestlet's volume names in VMs. It differs from the prefix of claims, because an administrator who
+/// plugs a claim by hand usually names the volume after the claim.
 pub const PREFIX: &str = "guestlet-disk-";
-/// What the names of the claims begin with that are made here.
+/// Prefix of the names of the claims that guestlet creates.
 const CLAIM: &str = "guestlet-";
 
-/// Where a claim is.
+/// Namespace and name of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Claim {
-    /// The namespace of its guest cluster's VMs.
+    /// Namespace of its guest cluster's VMs.
     pub namespace: String,
-    /// Its name.
+    /// Name within the namespace.
     pub name: String,
 }
 
 impl Claim {
-    /// The one that an identifier means; none if it cannot be one of ours.
+    /// Returns the claim that an identifier refers to; `None` if it does not have the form of one.
     pub fn of_id(id: &str) -> Option<Self> {
         let (namespace, name) = id.split_once('.')?;
         let is_one = is_label(namespace) && is_subdomain(name);
         is_one.then(|| Self { namespace: namespace.to_owned(), name: name.to_owned() })
     }
 
-    /// The one for the volume that a cluster, `namespace/name`, calls by this name.
+    /// Returns the claim for the volume with this name in a cluster, `namespace/name`.
     pub fn of_name(cluster: &str, name: &str) -> Self {
         let namespace = cluster.split('/').next().unwrap_or_default().to_owned();
-        // No cluster has a NUL in its name, so there is one way only to read the two apart.
+        // Cluster names never contain NUL, so the two parts cannot be confused.
         let name = format!("{CLAIM}{}", uuid_of(&format!("{cluster}\0{name}")));
         Self { namespace, name }
     }
 
-    /// Whether its name is one that [`Claim::of_name`] makes.
+    /// Reports whether the name has the form that [`Claim::of_name`] generates.
     pub fn is_made(&self) -> bool {
         self.name.strip_prefix(CLAIM).is_some_and(is_uuid)
     }
 
-    /// Its identifier.
+    /// Returns the identifier of the volume: namespace and name, joined by a dot.
     pub fn id(&self) -> String {
         format!("{}.{}", self.namespace, self.name)
     }
 
-    /// The serial number of its disk: the UUID in its name, or one that is made of its name.
+    /// Returns the serial number of its disk: the UUID in its name, or one that is made from its name.
     pub fn serial(&self) -> String {
         let uuid = self.name.strip_prefix(CLAIM);
         uuid.filter(|uuid| is_uuid(uuid)).map_or_else(|| uuid_of(&self.name), str::to_owned)
     }
 
-    /// What its disk shows as the text of page 83h if its volume in the VM is called as the claim and has no serial number, as
-    /// those that Harvester's driver plugs: QEMU's name of a drive, which libvirt makes of the name that KubeVirt gives the disk.
+    /// Returns the text of page 83h that the disk shows if its volume in the VM is named after the claim and has no
+    /// serial number, as with Harvester's driver: QEMU's name of the drive, which libvirt derives from KubeVirt's
+    /// name of the disk.
     pub fn alias(&self) -> String {
         format!("drive-ua-{}", self.name)
     }
 
-    /// What it is called in a VM's spec.
+    /// Returns the volume's name in a VM's spec.
     pub fn volume(&self) -> String {
         format!("{PREFIX}{}", self.serial())
     }
 }
 
-/// Whether a name is an RFC 1123 label, as those of namespaces are.
+/// Reports whether a name is an RFC 1123 label, such as the name of a namespace.
 pub fn is_label(name: &str) -> bool {
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&name.len())
@@ -88,12 +91,12 @@ pub fn is_label(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-/// Whether a name is an RFC 1123 subdomain, as those of claims are.
+/// Reports whether a name is an RFC 1123 subdomain, such as the name of a claim.
 pub fn is_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether a text is a UUID in lower case.
+/// Reports whether a text is a UUID in lower case.
 fn is_uuid(text: &str) -> bool {
     let hexadecimal = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let fits = |(at, byte): (usize, u8)| match at {
@@ -103,7 +106,7 @@ fn is_uuid(text: &str) -> bool {
     text.len() == 36 && text.bytes().enumerate().all(fits)
 }
 
-/// A UUID that is the same for the same text (version 8 of RFC 9562: of SHA-256).
+/// Returns a UUID that depends only on the text (version 8 of RFC 9562, from SHA-256).
 fn uuid_of(text: &str) -> String {
     let hash = digest(&SHA256, text.as_bytes());
     let mut uuid = String::with_capacity(36);
@@ -116,7 +119,7 @@ fn uuid_of(text: &str) -> String {
             8 => byte & 0x3f | 0x80,
             _ => *byte,
         };
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(uuid, "{byte:02x}");
     }
     uuid
@@ -128,8 +131,8 @@ mod tests {
 
     #[test]
     fn each_name_follows_from_the_one_before() {
-        // The first 16 bytes of the SHA-256 of "dev/shop\0pvc-1", with the version and the variant of a UUID. It never
-        // changes: a volume is found again by it.
+        // The first 16 bytes of the SHA-256 of "dev/shop\0pvc-1", with the version and variant of a UUID. They must
+        // never change, because volumes are found by them.
         let uuid = "57f6747b-3ea5-8f3c-a0ca-e9b69770fc41";
         let claim = Claim::of_name("dev/shop", "pvc-1");
         assert_eq!((claim.namespace.as_str(), claim.id()), ("dev", format!("dev.guestlet-{uuid}")));
@@ -162,7 +165,7 @@ mod tests {
             assert_eq!(Claim::of_id(&claim.id()), Some(claim.clone()), "{name}");
             assert!(claim.id().len() <= 128 && is_uuid(&claim.serial()), "{name}: {claim:?}");
             assert!(is_label(&claim.volume()), "{name}");
-            // As it is read again from the identifier.
+            // The same as when it is parsed from the identifier.
             assert_eq!(Claim::of_id(&claim.id()).unwrap().serial(), claim.serial());
         }
     }

@@ -1,5 +1,5 @@
-//! What is read of the objects of KubeVirt's API, `kubevirt.io/v1`. Fields are named as there, and any of them may be
-//! missing: what an older KubeVirt leaves out must not keep the rest from being read.
+//! Fields that are read of the objects of KubeVirt's API, `kubevirt.io/v1`. They are named as in the API, and
+//! all of them are optional: a field that an older KubeVirt lacks must not make the rest unreadable.
 
 use std::collections::BTreeMap;
 
@@ -7,93 +7,94 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-/// The group of these kinds.
+/// API group of these kinds.
 pub const GROUP: &str = "kubevirt.io";
 
-/// The label by which KubeVirt says on which node a VirtualMachineInstance runs.
+/// Label with which KubeVirt marks the node that a VirtualMachineInstance runs on.
 pub const NODE_LABEL: &str = "kubevirt.io/nodeName";
-/// The label by which it says to which node one is migrated.
+/// Label with which KubeVirt marks the target node of a migration.
 pub const TARGET_LABEL: &str = "kubevirt.io/migrationTargetNodeName";
-/// The label by which Harvester says to which guest cluster a VM, or anything else, belongs.
+/// Label with which Harvester marks the guest cluster that a VM or another object belongs to.
 pub const CLUSTER_LABEL: &str = "guestcluster.harvesterhci.io/name";
 
-/// A VM as its owner wants it; it may run or not.
+/// VM in its desired configuration, whether it runs or not.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct VirtualMachine {
-    /// Name, namespace, UID.
+    /// Metadata: name, namespace and UID are used.
     pub metadata: ObjectMeta,
-    /// What is wanted.
+    /// Desired state.
     #[serde(default)]
     pub spec: VirtualMachineSpec,
-    /// How it is.
+    /// Observed state.
     #[serde(default)]
     pub status: VirtualMachineStatus,
 }
 
-/// What is wanted of a VM.
+/// Desired state of a VM.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VirtualMachineSpec {
-    /// What each run of it is made from.
+    /// Template of each run.
     pub template: Template,
-    /// `Migration`: KubeVirt hands no change of volumes to the running VM.
+    /// If `Migration`, KubeVirt does not apply changes of volumes to the running VM.
     pub update_volumes_strategy: Option<String>,
 }
 
-/// What each run of a VM is made from.
+/// Template of each run of a VM.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Template {
-    /// As that of a VirtualMachineInstance.
+    /// Spec, in the form of a VirtualMachineInstance's.
     pub spec: InstanceSpec,
 }
 
-/// How a VM is.
+/// Observed state of a VM.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VirtualMachineStatus {
-    /// Changes of its volumes that KubeVirt has accepted (202) and not carried out yet, where they are asked for by subresource.
-    /// Each is carried out at some time, whoever still waits for it.
+    /// Changes of its volumes that KubeVirt has accepted (202) but not made yet, if they are requested through the
+    /// subresource. Each is made at some time, even if the client no longer waits for it.
     #[serde(deserialize_with = "or_default")]
     pub volume_requests: Vec<VolumeRequest>,
 }
 
-/// One of these changes.
+/// Accepted change of a VM's volumes.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeRequest {
-    /// A volume comes.
+    /// Set if the request adds a volume.
     pub add_volume_options: Option<AddVolume>,
-    /// A volume goes.
+    /// Set if the request removes a volume.
     pub remove_volume_options: Option<RemoveVolume>,
 }
 
-/// A volume that is to come.
+/// Volume that is to be added.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AddVolume {
-    /// What it will be called.
+    /// Name that the volume will have.
     pub name: String,
-    /// What it is made of; a [`Volume`] without its name.
+    /// Source of the volume: a [`Volume`] without its name.
     #[serde(deserialize_with = "or_default")]
     pub volume_source: Volume,
 }
 
-/// A volume that is to go.
+/// Volume that is to be removed.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct RemoveVolume {
-    /// What it is called.
+    /// Name of the volume.
     pub name: String,
 }
 
 impl VirtualMachine {
-    /// The volumes that KubeVirt has been asked to plug, and has not put into the VM's spec yet.
+    /// Returns the volumes that KubeVirt has been asked to plug and has not added to the VM's spec yet.
     pub fn asked_for(&self) -> impl Iterator<Item = &AddVolume> {
         self.status.volume_requests.iter().filter_map(|request| request.add_volume_options.as_ref())
     }
 
-    /// The names of the volumes that it has been asked to unplug, and has not taken out of the VM's spec yet.
+    /// Returns the names of the volumes that KubeVirt has been asked to unplug and has not removed from the VM's
+    /// spec yet.
     pub fn asked_away(&self) -> impl Iterator<Item = &str> {
         let going =
             self.status.volume_requests.iter().filter_map(|request| request.remove_volume_options.as_ref());
@@ -101,231 +102,232 @@ impl VirtualMachine {
     }
 }
 
-/// A VM that runs, or is about to, or did until just now.
+/// Run of a VM, present from shortly before its start until shortly after its end.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Instance {
-    /// Name, namespace, UID, labels, owner.
+    /// Metadata: name, namespace, UID, labels and owner are used.
     pub metadata: ObjectMeta,
-    /// What it was made from.
+    /// Spec that it was created from.
     #[serde(default)]
     pub spec: InstanceSpec,
-    /// How it is.
+    /// Observed state.
     #[serde(default)]
     pub status: InstanceStatus,
 }
 
-/// What a run of a VM is made from.
+/// Spec of a run of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct InstanceSpec {
-    /// The machine.
+    /// Virtual hardware.
     pub domain: Domain,
-    /// What its disks are made of.
+    /// Volumes, which are the sources of its disks.
     #[serde(deserialize_with = "or_default")]
     pub volumes: Vec<Volume>,
 }
 
-/// The machine.
+/// Virtual hardware of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Domain {
-    /// Its firmware.
+    /// Firmware settings.
     #[serde(deserialize_with = "or_default")]
     pub firmware: Firmware,
-    /// Its devices.
+    /// Virtual devices.
     #[serde(deserialize_with = "or_default")]
     pub devices: Devices,
 }
 
-/// Firmware of a machine.
+/// Firmware of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Firmware {
-    /// What the guest reads from DMI. The VM's owner can choose it.
+    /// System UUID that the guest reads from DMI. The VM's owner can choose it.
     pub uuid: Option<String>,
 }
 
-/// Devices of a machine.
+/// Devices of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Devices {
-    /// It has vsock.
+    /// True if the VM is to have a vsock device.
     #[serde(rename = "autoattachVSOCK")]
     pub autoattach_vsock: Option<bool>,
-    /// Its disks, each of a volume of the same name.
+    /// Disks, each backed by the volume of the same name.
     #[serde(deserialize_with = "or_default")]
     pub disks: Vec<Disk>,
 }
 
-/// A disk of a machine.
+/// Disk of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Disk {
-    /// That of its volume.
+    /// Name of the disk, and of its volume.
     pub name: String,
-    /// What its guest is to read as its serial number; empty if it has none.
+    /// Serial number that the guest sees; empty if the disk has none.
     #[serde(deserialize_with = "or_default")]
     pub serial: String,
-    /// It is a plain disk, and no LUN or drive.
+    /// Set for a plain disk; unset for a LUN or CD-ROM.
     pub disk: Option<DiskTarget>,
-    /// Other VMs may have it at the same time.
+    /// True if other VMs may have it at the same time.
     #[serde(deserialize_with = "or_default")]
     pub shareable: bool,
 }
 
-/// Where a plain disk is plugged.
+/// Target of a plain disk.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DiskTarget {
-    /// `scsi`, `virtio`, `sata`; empty if that is KubeVirt's choice.
+    /// Bus: `scsi`, `virtio` or `sata`; empty for KubeVirt's default.
     #[serde(deserialize_with = "or_default")]
     pub bus: String,
-    /// The guest cannot write.
+    /// True if the guest may not write.
     #[serde(deserialize_with = "or_default")]
     pub readonly: bool,
 }
 
-/// What a disk is made of. Of the many kinds only those are read that are claims.
+/// Source of a disk. Of the many kinds of sources, only those that are claims are parsed.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Volume {
-    /// Unique in the VM.
+    /// Name, unique in the VM.
     pub name: String,
-    /// A claim.
+    /// Set if the source is a claim.
     pub persistent_volume_claim: Option<ClaimSource>,
-    /// A claim with the name of this DataVolume.
+    /// Set if the source is the claim of a DataVolume, which has the same name.
     pub data_volume: Option<DataVolumeSource>,
-    /// What cloud-init reads, as an image that no file system of the guest's is on.
+    /// Set for a cloud-init image, which never holds a file system of the guest's own.
     #[serde(alias = "cloudInitConfigDrive")]
     pub cloud_init_no_cloud: Option<IgnoredAny>,
 }
 
-/// A claim, as the source of a volume.
+/// Claim as the source of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClaimSource {
-    /// In the VM's namespace.
+    /// Name of the claim, in the VM's namespace.
     pub claim_name: String,
-    /// It may come and go while the VM runs.
+    /// True if it may be hot-plugged and unplugged.
     pub hotpluggable: bool,
 }
 
-/// A DataVolume, as the source of a volume.
+/// DataVolume as the source of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DataVolumeSource {
-    /// In the VM's namespace; its claim has the same name.
+    /// Name in the VM's namespace; the claim has the same name.
     pub name: String,
-    /// It may come and go while the VM runs.
+    /// True if it may be hot-plugged and unplugged.
     pub hotpluggable: bool,
 }
 
 impl Volume {
-    /// The claim that it is made of, if it is one.
+    /// Returns the name of the claim that is its source, if it is a claim.
     pub fn claim(&self) -> Option<&str> {
         let claim = self.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
         claim.or_else(|| self.data_volume.as_ref().map(|source| source.name.as_str()))
     }
 }
 
-/// How a VM is.
+/// Observed state of a run.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InstanceStatus {
-    /// `Pending`, `Scheduling`, `Scheduled`, `Running`, `Succeeded`, `Failed`, `Unknown`; empty at first.
+    /// Phase: `Pending`, `Scheduling`, `Scheduled`, `Running`, `Succeeded`, `Failed`, `Unknown`; empty at first.
     pub phase: String,
-    /// Where it runs; changes when a migration completes.
+    /// Node where it runs; changes when a migration completes.
     pub node_name: Option<String>,
-    /// The context identifier of its vsock, if it has that.
+    /// Context identifier of its vsock device, if it has one.
     #[serde(rename = "VSOCKCID")]
     pub vsock_cid: Option<u32>,
-    /// The UIDs of its launchers, each with the node that it is on.
+    /// Nodes of its launcher pods, by the UID of the pod.
     #[serde(deserialize_with = "or_default")]
     pub active_pods: BTreeMap<String, String>,
-    /// The migration that is under way, or the last one.
+    /// Migration in progress, or the last one.
     #[serde(deserialize_with = "or_default")]
     pub migration_state: MigrationState,
-    /// Its volumes, as they are.
+    /// State of its volumes.
     #[serde(deserialize_with = "or_default")]
     pub volume_status: Vec<VolumeStatus>,
-    /// What is said of it.
+    /// Conditions that KubeVirt reports.
     #[serde(deserialize_with = "or_default")]
     pub conditions: Vec<Condition>,
 }
 
-/// A migration of a VM to another node.
+/// Migration of a VM to another node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrationState {
-    /// Where it goes.
+    /// Target node of the migration.
     pub target_node: Option<String>,
-    /// It has ended, whether the VM has got there or not.
+    /// True once the migration has ended, whether it succeeded or failed.
     #[serde(deserialize_with = "or_default")]
     pub completed: bool,
-    /// It has ended, and the VM is where it was.
+    /// True if the migration has failed and the VM still runs on its previous node.
     #[serde(deserialize_with = "or_default")]
     pub failed: bool,
 }
 
-/// How a volume of a VM is.
+/// Observed state of a VM's volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeStatus {
-    /// As in the VM's spec.
+    /// Name in the VM's spec.
     pub name: String,
-    /// What the machine's disk is called, such as `sda`; empty before there is one.
+    /// Name of the disk in the domain, such as `sda`; empty before there is one.
     pub target: String,
-    /// Of one that came while the VM ran: `Pending`, `Bound`, `AttachedToNode`, `MountedToPod`, `Ready`; when it goes,
-    /// `UnMountedFromPod`, `Detaching`.
+    /// Phase of a hot-plugged volume: `Pending`, `Bound`, `AttachedToNode`, `MountedToPod`, `Ready`; while it is
+    /// being removed, `UnMountedFromPod`, `Detaching`.
     pub phase: Option<String>,
-    /// A word for why it is so.
+    /// Reason for the phase, as one word.
     pub reason: Option<String>,
-    /// The same for people.
+    /// Reason for the phase, for people.
     pub message: Option<String>,
-    /// It came while the VM ran.
+    /// Set if the volume was hot-plugged.
     pub hotplug_volume: Option<HotplugStatus>,
-    /// The claim that it is made of.
+    /// Claim that it is made of.
     pub persistent_volume_claim_info: Option<ClaimInfo>,
 }
 
-/// What carries a volume to a VM that runs.
+/// Pod that carries a hot-plugged volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HotplugStatus {
-    /// The pod that has all such volumes of the VM.
+    /// Pod that carries all hot-plugged volumes of the VM.
     pub attach_pod_name: Option<String>,
 }
 
-/// A claim, as the source of a volume that a VM has.
+/// Claim that backs a volume of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClaimInfo {
-    /// In the VM's namespace.
+    /// Name of the claim, in the VM's namespace.
     pub claim_name: Option<String>,
 }
 
-/// What is said of a VM.
+/// Condition of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Condition {
-    /// Of what.
+    /// Type of the condition.
     #[serde(rename = "type")]
     pub kind: String,
-    /// `True`, `False` or `Unknown`.
+    /// Status of the condition: `True`, `False` or `Unknown`.
     pub status: String,
-    /// A word for why.
+    /// Reason for the status, as one word.
     pub reason: Option<String>,
-    /// The same for people.
+    /// Reason for the status, for people.
     pub message: Option<String>,
 }
 
 impl Instance {
-    /// Whether this condition is true.
+    /// Reports whether this condition is present and `True`.
     pub fn is(&self, condition: &str) -> bool {
         self.status.conditions.iter().any(|one| one.kind == condition && one.status == "True")
     }
 
-    /// The nodes on which its disks may be open: where it runs, and where it is just being migrated to.
+    /// Returns the nodes where its disks may be open: the one where it runs, and the target of a migration in
+    /// progress.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         let MigrationState { target_node, completed, failed } = &self.status.migration_state;
         let target = target_node.as_deref().filter(|_| !completed && !failed);
@@ -334,75 +336,75 @@ impl Instance {
     }
 }
 
-/// The settings of KubeVirt itself.
+/// Configuration of KubeVirt itself.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct KubeVirt {
-    /// Its name.
+    /// Metadata: name and namespace are used.
     pub metadata: ObjectMeta,
-    /// What is wanted of it.
+    /// Desired state.
     #[serde(default)]
     pub spec: KubeVirtSpec,
-    /// How it is.
+    /// Observed state.
     #[serde(default)]
     pub status: KubeVirtStatus,
 }
 
-/// What is wanted of KubeVirt.
+/// Desired state of KubeVirt.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct KubeVirtSpec {
-    /// How it works.
+    /// Configuration of KubeVirt.
     #[serde(deserialize_with = "or_default")]
     pub configuration: Configuration,
 }
 
-/// How KubeVirt works.
+/// Configuration of KubeVirt.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Configuration {
-    /// Which of its features are on.
+    /// Feature gates.
     #[serde(deserialize_with = "or_default")]
     pub developer_configuration: DeveloperConfiguration,
 }
 
-/// Which features of KubeVirt are on.
+/// Feature gates of KubeVirt.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeveloperConfiguration {
-    /// These, beside those that its version has on.
+    /// Gates that are enabled in addition to those of the version.
     #[serde(deserialize_with = "or_default")]
     pub feature_gates: Vec<String>,
-    /// These are off, though its version has them on.
+    /// Gates that are disabled although the version enables them.
     #[serde(deserialize_with = "or_default")]
     pub disabled_feature_gates: Vec<String>,
 }
 
-/// How KubeVirt is.
+/// Observed state of KubeVirt.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeVirtStatus {
-    /// The version that runs, such as `v1.7.0`.
+    /// Version in use, such as `v1.7.0`.
     pub observed_kube_virt_version: Option<String>,
 }
 
-/// The UID of the VirtualMachine that a VirtualMachineInstance with this metadata is a run of, if it is one's.
+/// Returns the UID of the VirtualMachine that owns a VirtualMachineInstance with this metadata, if one does.
 pub fn owner(metadata: &ObjectMeta) -> Option<&str> {
     let mut owners = metadata.owner_references.iter().flatten();
-    // KubeVirt gives a run the name of its VM. An owner of another name was named by somebody else.
+    // KubeVirt gives a run the name of its VM. An owner with a different name was set by someone else.
     let is_vm = |name: &str| metadata.name.as_deref() == Some(name);
     let vm = owners
         .find(|owner| owner.kind == "VirtualMachine" && owner.controller == Some(true) && is_vm(&owner.name));
     vm.map(|vm| vm.uid.as_str()).filter(|uid| !uid.is_empty())
 }
 
-/// Null is as good as missing.
+/// Deserializes null like a missing field.
 pub(super) fn or_default<'d, D: Deserializer<'d>, T: Default + Deserialize<'d>>(
     from: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
-/// Makes a type with `metadata` one of the kinds of an API: KubeVirt's, if nothing else is said.
+/// Makes a type with `metadata` a kind of an API group: KubeVirt's by default.
 macro_rules! resource {
     ($type:ty, $kind:literal, $plural:literal) => {
         $crate::host::backends::kubevirt::objects::resource!(

@@ -1,4 +1,5 @@
-//! A VirtualMachineInstance as it is kept: what is needed of it, read from an object that may be anything.
+//! VirtualMachineInstance in the form that is kept: the necessary facts, extracted from an object that may
+//! contain anything.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,76 +13,77 @@ use super::names::PREFIX;
 use super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, VolumeStatus, owner, resource};
 use crate::wire::proto::v1::PowerState;
 
-/// Context identifiers below this one are never a guest's.
+/// Smallest CID that a guest can have.
 const FIRST_CID: u32 = 3;
 
-/// A VirtualMachineInstance, as it comes from the API. One that cannot be read is one as well: others must not suffer.
+/// VirtualMachineInstance as received from the API. An object that cannot be parsed is kept as well, so that it
+/// does not make the whole list fail.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
-    /// Name, namespace, UID and version; nothing else.
+    /// Name, namespace, UID and version only.
     pub metadata: ObjectMeta,
-    /// What is known of it; none if it has no name or UID, which no API server gives out.
+    /// Facts extracted from the object; `None` if it lacks a name or UID, which no API server omits.
     pub facts: Option<Arc<Facts>>,
 }
 
-/// What is known of a VirtualMachineInstance.
+/// Facts about a VirtualMachineInstance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Namespace and name, with a slash between them.
+    /// Namespace and name, joined by a slash.
     pub name: String,
-    /// Its UID: another one under the same name is another machine.
+    /// UID: an object with the same name but a different UID is a different machine.
     pub uid: String,
-    /// The UID of its VirtualMachine, which stays; its own for one without.
+    /// UID of its VirtualMachine, which outlasts runs; its own UID if it has none.
     pub lasting: String,
-    /// What its guest reads from DMI, in lower case; none if that is not said.
+    /// System UUID that its guest reads from DMI, in lower case; `None` if the object does not contain it.
     pub dmi: Option<String>,
-    /// Namespace and name of the guest cluster that it belongs to; may be empty.
+    /// Namespace and name of its guest cluster; may be empty.
     pub cluster: String,
-    /// The node that it runs on, if it does.
+    /// Node that it runs on; empty if it does not run.
     pub node: String,
-    /// The UIDs of its launchers, each with its node.
+    /// UIDs of its launcher pods, each with its node.
     pub pods: Vec<(String, String)>,
-    /// How its vsock is.
+    /// State of its vsock device.
     pub vsock: Vsock,
-    /// It lists volumes of ours.
+    /// True if its spec lists volumes of guestlet's.
     pub has_volumes: bool,
-    /// How many volumes of ours are plugged into it; none if that cannot be read.
+    /// Number of guestlet's volumes that are plugged into it; `None` if it cannot be read.
     pub volumes: Option<u32>,
-    /// Whether it runs.
+    /// Power state.
     pub power: PowerState,
-    /// Why that is not known, in words for people.
+    /// Reason why the power state is unknown, for people.
     pub problem: String,
-    /// Its network interfaces, if it belongs to a cluster.
+    /// Network interfaces, if it belongs to a cluster.
     pub interfaces: Vec<Interface>,
-    /// Its guest has an agent, which says what addresses it has.
+    /// True if its guest runs an agent, which reports the guest's addresses.
     pub has_agent: bool,
-    /// The name of the instance type that it was made by; may be empty.
+    /// Name of its instance type; may be empty.
     pub instance_type: String,
 }
 
-/// How the vsock of a VM is.
+/// State of a VM's vsock device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Vsock {
-    /// Nobody has asked for it.
+    /// The VM does not request a vsock device.
     #[default]
     Unwanted,
-    /// It was asked for, and KubeVirt has not given it.
+    /// The VM requests one, but KubeVirt has not assigned a CID.
     Missing,
-    /// It has this context identifier, where the node's namespaces share them.
+    /// The VM has this context identifier, which is valid where network namespaces share vsock addresses.
     Cid(u32),
-    /// The object cannot be read, and why.
+    /// The object cannot be parsed; the text is the reason.
     Unreadable(String),
 }
 
 impl Seen {
-    /// The greater one is the newer one, of two of the same VirtualMachineInstance.
+    /// Returns the version, which is greater for the newer of two states of the same VirtualMachineInstance.
     pub fn version(&self) -> u128 {
         self.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
     }
 }
 
 impl Facts {
-    /// The same with the interfaces of this spec of a VirtualMachineInstance and this status, if anybody wants to know them.
+    /// Adds the interfaces from the spec and status of a VirtualMachineInstance, if it belongs to a cluster.
     #[must_use]
     pub fn with_interfaces(self, spec: &Value, status: &Value) -> Self {
         if self.cluster.is_empty() {
@@ -104,10 +106,11 @@ impl<'d> Deserialize<'d> for Seen {
     }
 }
 
-/// An object as it comes, and its metadata: one at a time is held as a whole, however many come at once.
+/// Deserializes an object and its metadata. Objects are deserialized one by one, so only one of a list is held
+/// as a whole.
 ///
 /// # Errors
-/// If it has no metadata that are some.
+/// If its metadata cannot be parsed.
 pub fn whole<'d, D: Deserializer<'d>>(from: D) -> Result<(Value, ObjectMeta), D::Error> {
     #[derive(Deserialize)]
     struct Bare {
@@ -118,13 +121,13 @@ pub fn whole<'d, D: Deserializer<'d>>(from: D) -> Result<(Value, ObjectMeta), D:
     Ok((whole, metadata))
 }
 
-/// What is kept of metadata: name, namespace, UID and version.
+/// Reduces metadata to the fields that are kept: name, namespace, UID and version.
 pub fn slim(metadata: ObjectMeta) -> ObjectMeta {
     let ObjectMeta { name, namespace, uid, resource_version, .. } = metadata;
     ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() }
 }
 
-/// What is known of a VM, by its object alone.
+/// Extracts the facts from the object of a VM alone.
 pub fn facts(instance: &Instance) -> Option<Facts> {
     let metadata = &instance.metadata;
     let Instance { spec, status, .. } = instance;
@@ -153,7 +156,7 @@ pub fn facts(instance: &Instance) -> Option<Facts> {
     })
 }
 
-/// How many volumes of ours are plugged into it, as far as `KubeVirt` knows.
+/// Counts guestlet's volumes that are plugged into it according to `KubeVirt`.
 fn plugged(instance: &Instance) -> u32 {
     let is_plugged = |volume: &&VolumeStatus| {
         volume.name.starts_with(PREFIX)
@@ -163,12 +166,13 @@ fn plugged(instance: &Instance) -> u32 {
     u32::try_from(instance.status.volume_status.iter().filter(is_plugged).count()).unwrap_or(u32::MAX)
 }
 
-/// What its metadata say.
+/// Extracts the facts that the metadata alone contains.
 fn known(metadata: &ObjectMeta) -> Option<Facts> {
     identified(metadata, &label(metadata, CLUSTER_LABEL))
 }
 
-/// What the names in its metadata say of a VM of the guest cluster that has this name there, if it is not empty.
+/// Extracts the facts from the names in the metadata of a VM in the guest cluster with this name; an empty name
+/// stands for none.
 pub fn identified(metadata: &ObjectMeta, cluster: &str) -> Option<Facts> {
     let namespace = metadata.namespace.clone()?;
     let uid = metadata.uid.clone().filter(|uid| !uid.is_empty())?.to_ascii_lowercase();
@@ -187,7 +191,7 @@ fn unreadable(metadata: &ObjectMeta, problem: &str) -> Option<Facts> {
     Some(Facts { node: labelled(metadata), vsock, problem, ..known(metadata)? })
 }
 
-/// The node that its label names; KubeVirt keeps it as the status has it.
+/// Returns the node in its label, which KubeVirt keeps in step with the status.
 fn labelled(metadata: &ObjectMeta) -> String {
     label(metadata, NODE_LABEL)
 }
@@ -196,12 +200,12 @@ fn label(metadata: &ObjectMeta, key: &str) -> String {
     metadata.labels.as_ref().and_then(|labels: &BTreeMap<_, _>| labels.get(key)).cloned().unwrap_or_default()
 }
 
-/// Whether the VM runs and, where that cannot be told, why.
+/// Determines the power state and, if it is unknown, the reason.
 fn power(instance: &Instance) -> (PowerState, String) {
     let state = match instance.status.phase.as_str() {
         "Running" if instance.is("Paused") => PowerState::Paused,
         "Running" => PowerState::Running,
-        // There is no guest yet, or no longer.
+        // The guest does not exist yet, or no longer.
         "" | "Pending" | "Scheduling" | "Scheduled" | "WaitingForSync" | "Succeeded" | "Failed" => {
             PowerState::Off
         }
@@ -228,7 +232,7 @@ mod tests {
         seen.facts.map(Arc::unwrap_or_clone)
     }
 
-    /// One that has everything.
+    /// Builds an instance that has all fields.
     fn whole() -> Value {
         json!({
             "metadata": {
@@ -266,7 +270,7 @@ mod tests {
         }
     }
 
-    /// The whole one with this at a place of it; null takes it out.
+    /// Replaces the value at a path of that instance; null removes it.
     fn with(place: &str, value: &Value) -> Value {
         let mut object = whole();
         *object.pointer_mut(place).unwrap_or_else(|| panic!("{place}")) = value.clone();
@@ -295,7 +299,8 @@ mod tests {
                 json!("VirtualMachinePool"),
                 is(&|facts| facts.lasting = UID.into()),
             ),
-            // A run has the name of its VM: whoever makes one cannot have it taken for a run of another VM.
+            // A run has the name of its VM: the creator of an object must not be able to pass it off as a run of another
+            // VM.
             ("/metadata/ownerReferences/0/name", json!("web-2"), is(&|facts| facts.lasting = UID.into())),
             ("/metadata/uid", Value::Null, None),
             ("/metadata/name", Value::Null, None),

@@ -1,25 +1,27 @@
-//! Readings that many ask for at the same time, each of which costs much: one serves all who asked before it began.
+//! Expensive readings that many callers request at the same time: each reading serves all callers that asked
+//! before it began.
 //!
 //! ```text
-//!  asked ──a reading is under way──▶ waits ──one has begun since it asked──▶ takes what that has found
-//!    └──────────none is──────────────────┴──none has───────────────────────▶ reads, for itself and for those who wait
+//!  asked ──a reading is under way──▶ waits ──one has begun since it asked──▶ takes the result of that one
+//!    └───────none is under way────────┴──none has───────────────────────────▶ reads, for itself and all that wait
 //! ```
 //!
-//! What is found is never older than the question, and nothing of it is kept when nobody waits any more.
+//! A result is never older than the request, and is dropped as soon as no caller waits any longer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-/// Readings of things of one kind, by what tells the things apart; clones share them.
+/// Readings of one kind, by key; clones share the readings.
 #[derive(Debug)]
 pub struct Shared<K: Ord, T>(Arc<Mutex<BTreeMap<K, Arc<Slot<T>>>>>);
 
-/// The last reading of a thing, and when it began. Whoever has the lock reads.
+/// Result of the last reading of a key, and the time when that reading began. The holder of the lock is the
+/// reader.
 type Slot<T> = tokio::sync::Mutex<Option<(Instant, Outcome<T>)>>;
 
-/// What was found, or in words why nothing was.
+/// Result of a reading, or a text that says why it failed.
 pub type Outcome<T> = Result<Arc<T>, String>;
 
 impl<K: Ord, T> Clone for Shared<K, T> {
@@ -35,10 +37,11 @@ impl<K: Ord, T> Default for Shared<K, T> {
 }
 
 impl<K: Ord + Clone, T> Shared<K, T> {
-    /// What a reading of this thing finds that begins now or later; `read` makes one, if nobody else does.
+    /// Returns the result of a reading that begins now or later. Runs `read` itself unless another caller's reading
+    /// will do.
     ///
     /// # Errors
-    /// As the reading, in its words.
+    /// The text of the reading's error.
     pub async fn read(&self, key: &K, read: impl Future<Output = Result<T, String>>) -> Outcome<T> {
         let asked = Instant::now();
         let place =
@@ -60,7 +63,7 @@ impl<K: Ord + Clone, T> Shared<K, T> {
     }
 }
 
-/// Somebody who waits for a reading.
+/// Caller that waits for a reading.
 struct Asker<'s, K: Ord + Clone, T> {
     shared: &'s Shared<K, T>,
     key: &'s K,
@@ -70,7 +73,7 @@ struct Asker<'s, K: Ord + Clone, T> {
 impl<K: Ord + Clone, T> Drop for Asker<'_, K, T> {
     fn drop(&mut self) {
         let mut slots = self.shared.slots();
-        // Nobody else has it but the map.
+        // Only the map and this caller still hold the slot.
         if Arc::strong_count(&self.slot) == 2 {
             slots.remove(self.key);
         }
@@ -86,7 +89,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Counts the readings, each of which takes a second and finds its number.
+    /// Counts the readings; each takes a second and returns its number.
     async fn reading(count: &AtomicU32) -> Result<u32, String> {
         let number = count.fetch_add(1, Ordering::Relaxed) + 1;
         tokio::time::sleep(SECOND).await;
@@ -102,10 +105,10 @@ mod tests {
         };
         let late = SECOND / 2;
         let found = tokio::join!(ask(Duration::ZERO, "a"), ask(late, "a"), ask(late, "a"), ask(late, "a"));
-        // The first one had begun before the others asked.
+        // The first reading had begun before the other callers asked.
         assert_eq!(found, (Ok(1), Ok(2), Ok(2), Ok(2)));
         assert!(shared.slots().is_empty(), "nothing is kept");
-        // A failure is shared as well, and not kept either.
+        // A failure is shared as well, and is not kept either.
         let failed = tokio::join!(ask(Duration::ZERO, "a"), ask(Duration::ZERO, "a"));
         let words = || Err("the third one fails".to_owned());
         assert_eq!(failed, (words(), words()));

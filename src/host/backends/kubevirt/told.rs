@@ -1,4 +1,4 @@
-//! What is told of a VM that KubeVirt runs, and what of it changes. Pure.
+//! Reported state of a VM that KubeVirt runs, and the events for its changes. Pure.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use crate::host::limits::Limits;
 use crate::transport::dial::Dialer;
 use crate::wire::proto::v1::PowerState;
 
-/// What is told of a VM.
+/// State of a VM as reported by the backend.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Told {
-    /// The VM.
+    /// Identity and limits of the VM.
     pub vm: Arc<Vm>,
-    /// Whether it runs.
+    /// Power state.
     pub power: PowerState,
-    /// Why that is not known, in words for people.
+    /// Reason why the power state is unknown, for people.
     pub problem: String,
 }
 
 impl Told {
-    /// Of the VM with these facts, whose agent is reached so.
+    /// Builds the state from these facts; `dial` reaches the VM's agent.
     pub fn new(facts: &Facts, dial: Dialer, max_volumes: u32, limits: &Arc<Limits>) -> Self {
         let vm = Arc::new(Vm {
             name: facts.name.clone(),
@@ -33,18 +33,18 @@ impl Told {
             dial,
             max_volumes,
             limits: Arc::clone(limits),
-            // A VirtualMachineInstance shows neither: its phase stays Running, or is that of any end.
+            // A VirtualMachineInstance shows no suspension: its phase stays Running, or is that of any other end.
             tells_suspension: false,
         });
         Self { vm, power: facts.power, problem: facts.problem.clone() }
     }
 
-    /// Whether it is of the same VM: one that was made again under the same name is new in every respect.
+    /// Reports whether this is the same VM: one that was created again under the same name counts as new.
     pub fn is_of_same(&self, other: &Self) -> bool {
         self.vm.ids.lasting == other.vm.ids.lasting
     }
 
-    /// What of it is another than was told before of the same VM.
+    /// Returns the events that lead from the state `before`, of the same VM, to this one.
     pub fn changes(&self, before: Option<&Self>) -> Vec<Change> {
         let mut changes = Vec::new();
         if before.is_none_or(|before| before.vm != self.vm) {

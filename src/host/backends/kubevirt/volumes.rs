@@ -1,8 +1,8 @@
 //! Volumes as claims of the host cluster, which KubeVirt plugs.
 //!
-//! What is listed comes from copies that are kept up to date by watches; whatever is decided on is read from the API server.
-//! A volume is free when nothing of what is read says that somebody has it ([`authority`]), and only then is it forgotten,
-//! given to another VM or deleted.
+//! Lists come from caches that watches keep up to date; decisions are based on what is read from the API
+//! server. A volume counts as free only when nothing that is read shows a holder ([`authority`]), and only then
+//! is its record cleared, or is it published to another VM or deleted.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,12 +28,12 @@ use crate::host::backends::volumes::{
     VolumeError, Volumes,
 };
 
-/// How often a change is tried that somebody else's comes before.
+/// Maximum number of attempts at a change that conflicts with those of others.
 const TRIES: usize = 8;
-/// Bytes of the largest volume: 64 TiB.
+/// Maximum size of a volume in bytes: 64 TiB.
 const LARGEST: u64 = 64 << 40;
 
-/// Claims of the host cluster.
+/// Volumes that are claims of the host cluster.
 #[derive(Debug)]
 pub struct Claims {
     pub(super) cluster: Cluster,
@@ -41,52 +41,54 @@ pub struct Claims {
     pub(super) hotplug: Hotplug,
     pub(super) patience: Patience,
     access_mode: String,
-    /// Which VMs list volumes of ours; without it, any may.
+    /// VMs that list volumes of guestlet's; without this listing, every VM may have some.
     listing: Option<Listing>,
     pub(super) upkeep: Upkeep,
 }
 
 impl Claims {
-    /// Those of this cluster; new ones get this access mode. Returns when all of them have been read.
+    /// Creates the backend's volumes for this cluster, with this access mode for new claims. Returns after all
+    /// claims have been read.
     pub async fn new(cluster: Cluster, patience: Patience, access_mode: String) -> Self {
         let claims = Self::begin(cluster, patience, access_mode);
         claims.read_all().await;
         claims
     }
 
-    /// The same at once: what needs all of them is not answered before they have been read.
+    /// Returns the same without waiting: requests that need all claims fail until they have been read.
     pub fn begin(cluster: Cluster, patience: Patience, access_mode: String) -> Self {
         let copies = Copies::begin(&cluster);
         let hotplug = Hotplug::new(cluster.clone(), patience);
         Self { cluster, copies, hotplug, patience, access_mode, listing: None, upkeep: Upkeep::default() }
     }
 
-    /// Returns when all of them have been read.
+    /// Waits until all claims have been read.
     pub async fn read_all(&self) {
         self.copies.there().await;
     }
 
-    /// The same, which knows of each VM whether it lists any of them.
+    /// Adds the listing of VMs that may have volumes of guestlet's, so that the others need not be asked.
     #[must_use]
     pub fn with_listing(self, listing: Listing) -> Self {
         Self { listing: Some(listing), ..self }
     }
 
-    /// The claim of ours that an identifier means. One that has a name of ours and lacks what it is known by may be any
-    /// cluster's, and in any VM: it must not be taken for a volume that is gone.
+    /// Reads the claim of guestlet's that an identifier refers to. A claim with a name of guestlet's but without
+    /// its marks may belong to any cluster and be in any VM: it must not be reported as a deleted volume.
     pub(super) async fn read(&self, id: &str) -> Result<Option<Read>, VolumeError> {
         let Some(claim) = Claim::of_id(id) else { return Ok(None) };
         let Some(object) = self.cluster.claim(&claim).await? else { return Ok(None) };
         let Some(volume) = claims::volume(&object) else {
             return Err(if claim.is_made() { unknown(&claim, &object) } else { obstacle(&claim, &object) });
         };
-        // Whoever has it, it is not known, and must not be taken for nobody.
+        // An unreadable record means that the VM is unknown, and must not be treated as no VM.
         claims::published(&object).map_err(VolumeError::Damaged)?;
         claims::sharers(&object).map_err(VolumeError::Damaged)?;
         Ok(Some(Read { claim, object, volume }))
     }
 
-    /// The same, if it is the one with this UID still: another one under its name has come after it, and is none of who asks.
+    /// Reads the claim again, if it still has this UID: a claim that was created later under the same name is not
+    /// the caller's.
     async fn read_again(&self, id: &str, uid: Option<&str>) -> Result<Option<Read>, VolumeError> {
         if let (Some(uid), Some(claim)) = (uid, Claim::of_id(id)) {
             let now = self.cluster.claim(&claim).await?;
@@ -107,7 +109,7 @@ impl Claims {
         Ok(authority::judge(&read.claim, &evidence))
     }
 
-    /// Writes which VM is to have a volume, as long as it is as `expected` until then.
+    /// Changes the VM on record for a volume, if the record is still `expected`.
     async fn record(
         &self,
         id: &str,
@@ -122,7 +124,7 @@ impl Claims {
             let text = published.map(claims::record);
             match self.cluster.annotate(&read.claim, &read.object, (PUBLISHED, text)).await? {
                 Written::Yes => return Ok(read),
-                // Somebody has written something else of it.
+                // Conflict: another client has changed the claim, so read it again and retry.
                 Written::Conflict => {}
                 Written::Gone => return Err(VolumeError::Unknown(id.to_owned())),
             }
@@ -130,7 +132,7 @@ impl Claims {
         Err(VolumeError::Disk(DiskError::Busy(id.to_owned())))
     }
 
-    /// Waits until a claim has its PersistentVolume: until then KubeVirt leaves it out.
+    /// Waits until a claim is bound to a PersistentVolume: KubeVirt ignores it before that.
     pub(super) async fn bound(&self, id: &str) -> Result<Read, VolumeError> {
         let begun = Instant::now();
         loop {
@@ -159,7 +161,7 @@ impl Claims {
     }
 }
 
-/// Nobody can tell whose the volume of this claim is.
+/// Returns the error for a claim of which it cannot be determined to which cluster it belongs.
 fn unknown(claim: &Claim, object: &PersistentVolumeClaim) -> VolumeError {
     let Claim { namespace, name } = claim;
     let lacks = claims::lacks(object);
@@ -177,7 +179,7 @@ impl Volumes for Claims {
         if !self.classes().iter().any(|one| one.name == class) {
             return Err(VolumeError::NoClass(class.to_owned()));
         }
-        // Storage classes do not say it.
+        // Storage classes do not report their capacity.
         Ok(Capacity { size: 0, free: LARGEST, largest: LARGEST })
     }
 
@@ -219,7 +221,7 @@ impl Volumes for Claims {
         let object = claims::build(&claim, &new, &self.access_mode);
         let made = match self.cluster.make(&claim.namespace, &object).await? {
             Some(made) => claims::volume(&made),
-            // A copy may lag behind: it may be the very one.
+            // The cache may be stale, and the existing claim may be the requested one.
             None => self.get(&claim.id()).await?,
         };
         match made {
@@ -278,7 +280,7 @@ impl Volumes for Claims {
         loop {
             let read = self.expect(id).await?;
             let is_bound = read.object.spec.as_ref().is_some_and(|spec| spec.volume_name.is_some());
-            // Harvester makes a share larger when it serves it.
+            // Harvester expands a share when it is served.
             let is_unserved = read.volume.sharers.as_ref().is_some_and(Vec::is_empty);
             if !is_bound || is_unserved || claims::capacity(&read.object).is_some_and(|there| there >= size) {
                 return Ok(read.volume.size.max(size));
@@ -307,7 +309,7 @@ impl Volumes for Claims {
         if before.as_ref() != Some(&published) {
             self.record(id, before.as_ref(), Some(&published)).await?;
         }
-        // Only now: whoever else wants it finds it taken.
+        // Plug only after this VM is on record, so that concurrent requests find the volume taken.
         let Attempt { was_told, outcome } = self.attempt(&read, &published, vm).await;
         match outcome {
             Ok(disk) => Ok(Plugged { disk, bus: Bus::Scsi }),
@@ -337,7 +339,7 @@ impl Volumes for Claims {
         let place = Place { uuid: before.uuid.clone(), vm: vm.to_owned() };
         match self.detach(&read, &place, patience, &*guest).await {
             Ok(()) => match self.record(id, Some(&leaving), None).await {
-                // Somebody has deleted the claim, which has stayed for as long as something used it.
+                // Another client has deleted the claim, which remained only because it was in use.
                 Err(VolumeError::Unknown(_)) => Ok(()),
                 recorded => recorded.map(drop),
             },
@@ -369,7 +371,7 @@ impl Volumes for Claims {
         let read = self.expect(id).await?;
         self.check_ours(&read, from).await?;
         if read.volume.published.is_none() {
-            // As long as it is there, it is remembered.
+            // The VM stays on record for as long as it has the volume.
             let (uuid, vm, node) = (from.uuid.clone(), from.vm.clone(), from.uuid.clone());
             let found = Published { uuid, vm, node, read_only: false, leaving: true };
             self.record(id, None, Some(&found)).await?;
@@ -394,7 +396,7 @@ impl Volumes for Claims {
         let holder = authority::judge(&read.claim, &evidence);
         let Some(other) = holder.other_than(record) else { return Ok(None) };
         match self.check_ours(&read, &other).await {
-            // What guestlet has plugged is taken back.
+            // The volume was plugged by guestlet, so it may be unplugged.
             Ok(()) => return Ok(None),
             Err(VolumeError::Disk(DiskError::Held(_))) => {}
             Err(error) => return Err(error),
@@ -430,7 +432,7 @@ impl Volumes for Claims {
         let uid = seen.vm.metadata.uid.as_deref().unwrap_or_default();
         let of = |(volume, claim): (&String, Option<&str>)| {
             let claim = Claim { namespace: namespace.to_owned(), name: claim?.to_owned() };
-            // What another program has plugged is there for guestlet only if it is to be there.
+            // A volume that another program has plugged counts only if it is published to this VM.
             let is_ours = volume.starts_with(PREFIX)
                 || *volume == claim.name && self.copies.is_published(&claim, &uid.to_lowercase());
             is_ours.then(|| claim.id())
@@ -453,7 +455,7 @@ impl Volumes for Claims {
     }
 
     fn handle(&self, id: &str) -> String {
-        // As Harvester's driver has called it, and its PersistentVolume still does.
+        // Harvester's driver has used this handle, and the PersistentVolume still contains it.
         let adopted = Claim::of_id(id).filter(|claim| !claim.is_made() && is_label(&claim.name));
         adopted.map_or_else(|| id.to_owned(), |claim| claim.name)
     }
@@ -484,7 +486,7 @@ impl Volumes for Claims {
         false
     }
 
-    /// KubeVirt says what its VMs are to have, and what it has done to that end.
+    /// KubeVirt reports what its VMs are to have and what it has done about it, not what the guest sees.
     fn needs_the_guests_word(&self) -> bool {
         true
     }

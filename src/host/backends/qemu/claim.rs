@@ -1,5 +1,6 @@
-//! Whether anybody has an image open: what the kernel says of it is a [`Lease`]; and, for file systems where others may have
-//! it, the locks that QEMU holds on images (its file driver's `locking`).
+//! Determines whether an image is open in any process: by a kernel lease ([`Lease`]) and, on file systems that
+//! other machines may use too, by the locks that QEMU holds on images (the `locking` option of its file
+//! driver).
 
 use std::fs::File;
 use std::io;
@@ -11,45 +12,45 @@ use nix::libc;
 
 use crate::sys::lease::{Denied, Lease};
 
-/// The bytes of an image that QEMU locks to say how it uses it (`RAW_LOCK_PERM_BASE` and `RAW_LOCK_SHARED_BASE` of
-/// block/file-posix.c, with room for all permissions).
+/// Byte range of an image that QEMU locks to announce its use of the image (`RAW_LOCK_PERM_BASE` and
+/// `RAW_LOCK_SHARED_BASE` of block/file-posix.c, with room for all permissions).
 const LOCKS: std::ops::Range<i64> = 100..300;
-/// How often, and after which time, it is looked again at an image that somebody has open.
+/// Number of further checks of an image that is open, and the interval between them.
 const AGAIN: usize = 10;
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// Whether somebody has an image open.
+/// Use of an image.
 #[derive(Debug)]
 pub enum Use {
-    /// Nobody has, and nobody opens it as long as this lives.
+    /// No process has it open, and none can open it while the claim lives.
     Nobody(Claim),
-    /// Somebody has.
+    /// A process has it open.
     Somebody,
-    /// It cannot be told; in words why.
+    /// The use cannot be determined; the text is the reason.
     Untold(String),
 }
 
-/// An image that nobody else opens as long as this lives.
+/// Claim on an image that no other process opens as long as this lives.
 #[derive(Debug)]
 pub struct Claim {
     _held: Held,
 }
 
-/// By what nobody else opens it.
+/// Means by which the claim keeps the image from being opened.
 #[derive(Debug)]
 enum Held {
-    /// By anybody.
+    /// Lease of the kernel, which holds off every process.
     Leased { _lease: Lease },
-    /// By a QEMU: it finds these locks, and takes the image for one that another one uses.
+    /// QEMU's own locks: another QEMU finds them, and treats the image as in use.
     Locked { _image: File },
 }
 
-/// Looks whether anybody else has the image open. Blocks.
+/// Determines whether any other process has the image open. Blocks.
 ///
 /// # Errors
-/// As `open` gives them, which opens the image anew, and as fcntl(2) does.
+/// Those of `open`, which opens the image anew, and of fcntl(2).
 pub fn look(open: impl Fn() -> io::Result<File>) -> io::Result<Use> {
-    // Who has just let go of it, or ends, may have it for some moments more.
+    // A process that has just closed it, or is ending, may still hold it for a moment.
     for _ in 0..AGAIN {
         match look_once(open()?)? {
             Use::Somebody => sleep(MOMENT),
@@ -74,7 +75,7 @@ fn narrow(constant: libc::c_int) -> io::Result<libc::c_short> {
     libc::c_short::try_from(constant).map_err(io::Error::other)
 }
 
-/// All locks of QEMU, of this type.
+/// Returns a lock request of this type that covers all of QEMU's lock bytes.
 fn locks(kind: libc::c_int) -> io::Result<libc::flock> {
     Ok(libc::flock {
         l_type: narrow(kind)?,
@@ -85,15 +86,16 @@ fn locks(kind: libc::c_int) -> io::Result<libc::flock> {
     })
 }
 
-/// Whether a QEMU, on whatever machine, says by its locks that it uses the image.
+/// Reports whether the locks show that a QEMU, on whatever machine, uses the image.
 fn is_locked(file: &File) -> io::Result<bool> {
     let mut lock = locks(libc::F_WRLCK)?;
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
     Ok(lock.l_type != narrow(libc::F_UNLCK)?)
 }
 
-/// Takes the locks by which QEMU says that it uses an image in every way and shares it in none. A QEMU takes its own, and looks
-/// for those of others after that: so one that has begun to open the image is found here, or finds these.
+/// Takes the locks of a QEMU that uses the image in every way and shares it in none. A QEMU first takes its own
+/// locks and then checks for those of others. So a QEMU that is opening the image is either detected here, or
+/// detects these locks.
 fn lock(image: File) -> io::Result<Claim> {
     fcntl(&image, FcntlArg::F_OFD_SETLK(&locks(libc::F_RDLCK)?))?;
     if is_locked(&image)? {
@@ -106,15 +108,16 @@ fn in_use() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, "it is open in another program")
 }
 
-/// Claims the image of a volume that is to be removed, and that nobody is remembered to have. Blocks.
+/// Claims the image of a volume that is to be removed and has no VM on record. Blocks.
 ///
 /// # Errors
-/// As [`look`]; and [`io::ErrorKind::ResourceBusy`] if somebody has it open.
+/// Those of [`look`]; and [`io::ErrorKind::ResourceBusy`] if any process has it open.
 pub fn claim(open: impl Fn() -> io::Result<File>) -> io::Result<Claim> {
     match look(&open)? {
         Use::Nobody(claim) => Ok(claim),
         Use::Somebody => Err(in_use()),
-        // Nobody is remembered to have it, which takes proof, and no QEMU says that it has; nor is one to begin to.
+        // The caller has proof that no VM is on record for it, and no QEMU holds its locks; keep any from starting to
+        // use it.
         Use::Untold(_) => lock(open()?),
     }
 }

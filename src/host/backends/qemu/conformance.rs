@@ -1,4 +1,4 @@
-//! Pools and QEMU's QMP keep what every backend promises, over a QEMU that is made up.
+//! Runs the conformance tests of backends on pools and QMP, with a simulated QEMU.
 
 use super::super::Ids;
 use super::super::conformance::{Bench, check};
@@ -85,7 +85,7 @@ async fn keeps_its_promises(format: Format, allocation: Allocation) {
         let change = told.recv().await.unwrap();
         running += usize::from(matches!(change, Change::Power { power: PowerState::Running, .. }));
     }
-    // What else is told is of no interest, and must not wait.
+    // Drain the other events, so that the sender never blocks.
     scope.children().spawn(async move { while told.recv().await.is_some() {} });
     check(&Made { pools, qemus }).await;
 }

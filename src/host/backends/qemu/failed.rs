@@ -1,26 +1,26 @@
-//! What QEMU says of a request of a disk that failed. Pure.
+//! Parses QEMU's reports of failed disk requests. Pure.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::wire::proto::v1::IoOperation;
 
-/// A request of a disk that failed.
+/// Disk request that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
-    /// The block node, or the drive if that has no name.
+    /// Name of the block node, or of the drive if the node has no name.
     pub node: String,
-    /// What was to be done.
+    /// Operation that failed.
     pub operation: IoOperation,
-    /// There was no room.
+    /// True if there was no space left.
     pub no_space: bool,
-    /// The VM stands still.
+    /// True if the error has stopped the VM.
     pub stopped: bool,
-    /// In the words of the host's kernel.
+    /// Error text of the host's kernel.
     pub reason: String,
 }
 
-/// The data of the event `BLOCK_IO_ERROR`.
+/// Data of the event `BLOCK_IO_ERROR`.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Told {
@@ -37,7 +37,7 @@ struct Told {
 }
 
 impl Failed {
-    /// What the event means; nothing if the error is ignored, as the VM's settings may want it.
+    /// Parses the event; `None` if the error is ignored, as the VM's settings may require.
     pub fn of_event(data: &Value) -> Option<Self> {
         let told = Told::deserialize(data).ok().filter(|told| told.action != "ignore")?;
         Some(Self {

@@ -1,4 +1,5 @@
-//! The way of others through the one connection to a VM's QMP socket, which its [`monitor`](super::monitor) owns.
+//! Shared access to the single connection to a VM's QMP socket, which is owned by its
+//! [`monitor`](super::monitor).
 //!
 //! ```text
 //!  hotplug ──Link::call──▶ Inbox ──▶ monitor ──▶ QEMU
@@ -21,58 +22,58 @@ use super::failed::Failed;
 use crate::sys::process_end::Process;
 use crate::wire::qmp::{self, Message};
 
-/// Commands that wait for the connection.
+/// Maximum number of commands that wait for the connection.
 const INBOX: usize = 64;
-/// Notices that somebody may be behind; who loses some looks anew.
+/// Capacity of the channel of notices; a receiver that misses some reads the state again.
 const NOTICES: usize = 256;
-/// How long a command may take. The longest is a resize, which may have to write.
+/// Timeout of a command. The longest one is a resize, which may have to write.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a question may take, which changes nothing.
+/// Timeout of a query, which changes nothing.
 const QUESTION_DEADLINE: Duration = Duration::from_secs(10);
-/// The first number of a command; lower ones are the monitor's own.
+/// Identifier of the first command; lower ones are used by the monitor itself.
 const FIRST_ID: u64 = 1000;
 
-/// Why a command brought no result.
+/// Reason why a command has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// There is no connection; the words say why.
+    /// No connection to QEMU; the text is the reason.
     #[error("QEMU cannot be asked: {0}")]
     Unreachable(String),
-    /// The connection ended meanwhile. Whether the command was carried out is unknown.
+    /// The connection ended meanwhile. It is unknown whether the command was carried out.
     #[error("the connection to QEMU ended meanwhile; repeat the command")]
     Lost,
-    /// QEMU took too long. Whether the command was carried out is unknown.
+    /// QEMU did not answer in time. It is unknown whether the command was carried out.
     #[error("QEMU has not answered for {} s", .0.as_secs())]
     Silent(Duration),
-    /// QEMU did not do it.
+    /// QEMU refused the command.
     #[error("QEMU refused: {description}")]
     Refused {
-        /// Such as `DeviceNotFound`.
+        /// Class of the error, such as `DeviceNotFound`.
         class: String,
-        /// In words.
+        /// Description of the error.
         description: String,
     },
 }
 
-/// What happened on a connection.
+/// Event on a connection to QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// Commands are run from now on. Events before this may have been missed.
+    /// Commands can be run from now on. Earlier events may have been missed.
     Connected,
-    /// Commands are not run any more.
+    /// The connection has ended; commands fail from now on.
     Disconnected,
-    /// A device with this identifier is gone.
+    /// The device with this identifier has been removed.
     DeviceDeleted(String),
-    /// The guest refused to let go of the device with this identifier.
+    /// The guest has refused to release the device with this identifier.
     UnplugRefused(String),
-    /// A disk could not be read or written.
+    /// A disk request has failed.
     Failed(Failed),
-    /// The VM runs again, or another guest begins in it: what has failed is tried again, or forgotten.
+    /// The VM continues, or a new guest starts in it: requests that failed are retried or obsolete.
     BeginsAnew,
 }
 
 impl Notice {
-    /// What an event means to those who plug and unplug; nothing for most.
+    /// Converts the events that hot-plugging is concerned with; `None` for all others.
     pub fn of_event(name: &str, data: &Value) -> Option<Self> {
         let device = || data["device"].as_str().map(str::to_owned);
         match name {
@@ -85,29 +86,29 @@ impl Notice {
     }
 }
 
-/// Whether QEMU can be asked.
+/// State of the connection to QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// Nobody has tried yet.
+    /// No connection has been attempted yet.
     Untried,
-    /// It answers.
+    /// QEMU answers.
     Connected,
-    /// Nobody listens at its socket, or there is none.
+    /// No process listens at the socket, or the socket does not exist.
     Absent,
-    /// Somebody is there, and does not answer; in words.
+    /// A process listens but does not answer; the text is the reason.
     Silent(String),
 }
 
-/// The owner that files for QEMU should have.
+/// User and group that files for QEMU should belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
-    /// User.
+    /// User ID of the QEMU process.
     pub uid: u32,
-    /// Group.
+    /// Group ID of the QEMU process.
     pub gid: u32,
 }
 
-/// A command on its way.
+/// Command that was sent to the monitor.
 #[derive(Debug)]
 pub struct Call {
     command: &'static str,
@@ -115,7 +116,7 @@ pub struct Call {
     answer: oneshot::Sender<Result<Value, CallError>>,
 }
 
-/// Runs commands, for everybody but the monitor.
+/// Runs commands on behalf of all parts other than the monitor.
 #[derive(Debug, Clone)]
 pub struct Link {
     calls: mpsc::Sender<Call>,
@@ -124,11 +125,11 @@ pub struct Link {
     standing: watch::Receiver<Standing>,
     process: watch::Receiver<Option<Arc<Process>>>,
     half: Arc<Half>,
-    /// How long a question may take.
+    /// Timeout of a query.
     patience: Duration,
 }
 
-/// The monitor's end.
+/// End of the link that the monitor serves.
 #[derive(Debug)]
 pub struct Inbox {
     calls: mpsc::Receiver<Call>,
@@ -138,7 +139,7 @@ pub struct Inbox {
     process: watch::Sender<Option<Arc<Process>>>,
 }
 
-/// Both ends; what is asked is counted by `half`.
+/// Creates both ends; commands are counted in the metrics of `half`.
 pub fn new(half: Arc<Half>) -> (Link, Inbox) {
     let (sender, calls) = mpsc::channel(INBOX);
     let notices = broadcast::Sender::new(NOTICES);
@@ -160,7 +161,7 @@ pub fn new(half: Arc<Half>) -> (Link, Inbox) {
 }
 
 impl Link {
-    /// The same way, for questions that may take so long, and no longer.
+    /// Returns a link with this timeout for queries.
     #[must_use]
     pub fn within(&self, patience: Duration) -> Self {
         Self { patience: patience.min(QUESTION_DEADLINE), ..self.clone() }
@@ -169,7 +170,7 @@ impl Link {
     /// Runs a command; `arguments` is an object, or null for none.
     ///
     /// # Errors
-    /// If it brought no result.
+    /// If the command has no result.
     pub async fn call(&self, command: &'static str, arguments: Value) -> Result<Value, CallError> {
         let (answer, answered) = oneshot::channel();
         let asked = async {
@@ -190,46 +191,47 @@ impl Link {
         answer
     }
 
-    /// What happens from now on. It says nothing any more when the monitor has ended.
+    /// Subscribes to the events from now on. The channel closes when the monitor ends.
     pub fn notices(&self) -> broadcast::Receiver<Notice> {
         self.notices.subscribe()
     }
 
-    /// Who runs QEMU; none before the first connection.
+    /// Returns the user and group that QEMU runs as; `None` before the first connection.
     pub fn owner(&self) -> Option<Owner> {
         self.peer().map(|peer| Owner { uid: peer.uid(), gid: peer.gid() })
     }
 
-    /// The process that is QEMU, as the kernel knows the other end of the QMP socket; none before the first connection.
+    /// Returns the credentials of the QEMU process, as the kernel reports them for the QMP socket; `None` before
+    /// the first connection.
     pub fn peer(&self) -> Option<UCred> {
         *self.peer.borrow()
     }
 
-    /// That process; none where it cannot be held.
+    /// Returns the QEMU process; `None` if no handle to it can be obtained.
     pub fn process(&self) -> Option<Arc<Process>> {
         self.process.borrow().clone()
     }
 
-    /// Completes when nobody will be asked by this any more: the VM is in no list, or has another QMP socket.
+    /// Completes when this link will never send another command: the VM is in no list, or has another QMP socket.
     pub async fn ended(&self) {
         self.calls.closed().await;
     }
 
-    /// Whether QEMU can be asked, as soon as that was tried.
+    /// Returns the state of the connection, after the first attempt to connect.
     pub async fn standing(&self) -> Standing {
         let mut standing = self.standing.clone();
         let tried = standing.wait_for(|standing| *standing != Standing::Untried).await;
         tried.map_or(Standing::Untried, |standing| standing.clone())
     }
 
-    /// Whether the process has ended for certain that answered the last time.
+    /// Reports whether the process that answered last has certainly ended.
     pub fn has_ended(&self) -> bool {
         self.process.borrow().as_ref().is_some_and(|process| process.has_ended().unwrap_or(false))
     }
 }
 
 impl Inbox {
-    /// The next command that somebody still waits for; none when nobody is left to give any.
+    /// Returns the next command whose caller still waits; `None` when all links have been dropped.
     pub async fn next(&mut self) -> Option<Call> {
         loop {
             let call = self.calls.recv().await?;
@@ -239,7 +241,8 @@ impl Inbox {
         }
     }
 
-    /// There is a connection, to a QEMU that runs as `credentials` say, in that `process`, if it can be known.
+    /// Records a connection to a QEMU with these `credentials`, and the handle to its `process` if one could be
+    /// obtained.
     pub fn connected(&self, credentials: Option<UCred>, process: Option<Process>) {
         self.peer.send_replace(credentials);
         self.process.send_replace(process.map(Arc::new));
@@ -247,28 +250,28 @@ impl Inbox {
         self.tell(Some(Notice::Connected));
     }
 
-    /// There is no connection, and so it stands with QEMU.
+    /// Records that there is no connection, with the reason.
     pub fn disconnected(&self, standing: Standing) {
         self.standing.send_replace(standing);
         self.tell(Some(Notice::Disconnected));
     }
 
-    /// Tells what happened, if anything did.
+    /// Sends a notice, if there is one.
     pub fn tell(&self, notice: Option<Notice>) {
         if let Some(notice) = notice {
-            // Nobody has to listen.
+            // Sending fails if there are no subscribers, which is fine.
             let _ = self.notices.send(notice);
         }
     }
 
-    /// Waits, and refuses every command meanwhile with these words.
+    /// Waits, and meanwhile refuses all commands with this text.
     pub async fn refuse_for(&mut self, span: Duration, words: &str) {
         let mut pause = std::pin::pin!(tokio::time::sleep(span));
         loop {
             tokio::select! {
                 () = &mut pause => return,
                 Some(call) = self.calls.recv() => {
-                    // Who asked may have gone.
+                    // The caller may no longer be waiting.
                     let _ = call.answer.send(Err(CallError::Unreachable(words.to_owned())));
                 }
             }
@@ -276,7 +279,7 @@ impl Inbox {
     }
 }
 
-/// The commands that QEMU has not answered yet.
+/// Commands that QEMU has not answered yet.
 #[derive(Debug, Default)]
 pub struct Pending {
     calls: u64,
@@ -284,7 +287,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Takes a command, and gives the line to send.
+    /// Registers a command, and returns the line to send.
     pub fn add(&mut self, call: Call) -> Vec<u8> {
         let id = FIRST_ID + self.calls;
         self.calls += 1;
@@ -293,7 +296,7 @@ impl Pending {
         qmp::command(call.command, &call.arguments, id)
     }
 
-    /// Hands an answer to who has asked; other messages are left alone.
+    /// Passes an answer to its caller; ignores other messages.
     pub fn answer(&mut self, message: Message) {
         let (id, result) = match message {
             Message::Return { id: Some(id), value } => (id, Ok(value)),

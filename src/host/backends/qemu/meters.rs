@@ -1,11 +1,12 @@
-//! What QEMU measures of a VM: asked by QMP, through the connection that its monitor has, when somebody wants to know.
+//! Reads the metrics of a VM from QEMU, on request, through the QMP connection of its monitor.
 //!
 //! ```text
-//! query-status ──answered──▶ query-cpus-fast, query-memory-size-summary, query-balloon, query-blockstats ──▶ qom-get for each disk
-//!       └──────── late ────▶ nothing else is asked: a QEMU that hangs has one question to answer, and not many
+//! query-status ──answered──▶ query-cpus-fast, query-memory-size-summary, query-balloon, query-blockstats ──▶ qom-get per disk
+//!       └──────── late ────▶ no more queries: a QEMU that hangs has one unanswered query, and not many
 //! ```
 //!
-//! What QEMU refuses is absent, such as the balloon of a VM that has none. What cannot be understood makes all of it worthless.
+//! Values that QEMU refuses are absent, such as the balloon of a VM that has none. An answer that cannot be
+//! parsed makes the whole request fail.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -23,15 +24,15 @@ use super::hotplug::{Vms, seen};
 use super::link::{CallError, Link, Standing};
 use super::power;
 
-/// Most disks of a VM that are told of.
+/// Maximum number of disks of a VM that are reported.
 pub const MOST_DISKS: usize = 16;
 
-/// Measures the VMs of the list that have a QMP socket.
+/// Reads the metrics of the VMs of the list that have a QMP socket.
 #[derive(Debug, Clone)]
 pub struct Qmp(watch::Receiver<Vms>);
 
 impl Qmp {
-    /// For these VMs.
+    /// Creates the meters of these VMs.
     pub fn new(vms: watch::Receiver<Vms>) -> Self {
         Self(vms)
     }
@@ -50,20 +51,20 @@ impl Meters for Qmp {
         let link = self.link(vm);
         Box::pin(async move {
             let link = link.ok_or_else(|| Unmeasured::Failed("the VM has no QMP socket".to_owned()))?;
-            // One question that is not answered ends before all of them do, and is counted.
+            // The timeout of a single query is shorter than that of the whole, so that it expires first and is counted.
             let asked = measure(link.within(patience * 3 / 4));
             timeout(patience, asked).await.unwrap_or(Err(Unmeasured::Late))
         })
     }
 }
 
-/// What `query-status` returns.
+/// Result of `query-status`.
 #[derive(Deserialize)]
 struct Status {
     status: String,
 }
 
-/// What `query-memory-size-summary` returns.
+/// Result of `query-memory-size-summary`.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Memory {
@@ -72,18 +73,18 @@ struct Memory {
     plugged_memory: u64,
 }
 
-/// What `query-balloon` returns.
+/// Result of `query-balloon`.
 #[derive(Deserialize)]
 struct Balloon {
     actual: u64,
 }
 
-/// One entry of `query-blockstats`.
+/// Entry in the result of `query-blockstats`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Block {
     qdev: Option<String>,
-    /// None of a drive without a medium.
+    /// Name of the block node; `None` for a drive without a medium.
     node_name: Option<String>,
     stats: Statistics,
 }
@@ -123,7 +124,7 @@ async fn measure(link: Link) -> Result<Measured, Unmeasured> {
     })
 }
 
-/// The answer to a question; none if QEMU refuses.
+/// Returns the result of a query; `None` if QEMU refuses.
 async fn ask<T: DeserializeOwned>(link: &Link, command: &'static str) -> Result<Option<T>, Unmeasured> {
     let strange = || Unmeasured::Failed(format!("QEMU's answer to {command} is not understood"));
     match link.call(command, Value::Null).await {
@@ -134,7 +135,8 @@ async fn ask<T: DeserializeOwned>(link: &Link, command: &'static str) -> Result<
     }
 }
 
-/// The devices that have something in them, each once: those first that have done most, and how many more there are.
+/// Returns the devices with a medium, without duplicates and busiest first, and the number of those that were
+/// left out.
 fn busiest(blocks: Vec<Block>) -> (Vec<(String, Statistics)>, usize) {
     let mut known = BTreeSet::new();
     let with_medium = blocks.into_iter().filter(|block| block.node_name.is_some());

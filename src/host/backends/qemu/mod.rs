@@ -1,5 +1,5 @@
-//! QEMU on this machine, without libvirt or Kubernetes: VMs come from a list; each VM's QMP socket, if it has
-//! one, says whether it runs.
+//! QEMU on this machine, without libvirt or Kubernetes: the VMs come from a list, and each VM's QMP socket, if
+//! it has one, shows whether the VM runs.
 //!
 //! QEMU serves one client on a QMP socket at a time: give this program a socket of its own.
 
@@ -30,18 +30,18 @@ mod worker;
 
 use hotplug::{Hotplug, Vms};
 
-/// One VM of the list.
+/// VM of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
-    /// The VM.
+    /// Identity and limits of the VM.
     pub vm: Arc<Vm>,
-    /// Its QMP socket.
+    /// Path of its QMP socket.
     pub qmp: Option<PathBuf>,
-    /// What of it is its console, if the settings say so.
+    /// Device that is its console, if the settings say so.
     pub console: Option<console::Wish>,
 }
 
-/// The backend.
+/// Backend for VMs of this machine.
 #[derive(Debug)]
 pub struct Qemu {
     machines: watch::Receiver<Vec<Machine>>,
@@ -52,7 +52,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// A backend for these VMs, on a machine that is there.
+    /// Creates a backend for these VMs, on a machine at this location.
     pub fn new(
         machines: watch::Receiver<Vec<Machine>>,
         topology: watch::Receiver<Arc<Topology>>,
@@ -62,29 +62,31 @@ impl Qemu {
         Self { machines, topology, vms, consoles, half }
     }
 
-    /// What plugs disks into them while this watches them; keeps volumes in that folder.
+    /// Returns the hot-plugging of these VMs, which works while the backend watches them. Volumes are stored in
+    /// that directory.
     pub fn hotplug(&self, volumes: PathBuf) -> Hotplug {
         Hotplug::new(self.vms.subscribe(), volumes)
     }
 
-    /// What measures them while this watches them.
+    /// Returns the meters of these VMs, which work while the backend watches them.
     pub fn meters(&self) -> meters::Qmp {
         meters::Qmp::new(self.vms.subscribe())
     }
 
-    /// What connects to their consoles while this watches them.
+    /// Returns the consoles of these VMs, which work while the backend watches them.
     pub fn serials(&self) -> console::Serials {
         console::Serials::new(self.consoles.subscribe())
     }
 }
 
-/// Watches one QMP socket of one VM, until it is dropped.
+/// Monitor of one QMP socket of one VM, until it is dropped.
 struct Monitor {
-    /// The VM's name and lasting identifier, and its socket: with another of them it is another monitor.
+    /// Name and lasting identifier of the VM, and path of the socket: if one of them changes, a new monitor is
+    /// started.
     of: (String, String, PathBuf),
-    /// Plugs disks through it.
+    /// Plugs disks into the VM.
     vm: Arc<hotplug::Vm>,
-    /// Asks by it.
+    /// Sends commands through the monitor's connection.
     link: link::Link,
     _scope: Scope,
 }
@@ -141,7 +143,7 @@ impl Backend for Qemu {
     }
 }
 
-/// Tells where the VMs run.
+/// Reports the location of the VMs.
 async fn tell(
     names: &[String],
     topology: &Arc<Topology>,
@@ -153,7 +155,7 @@ async fn tell(
     Ok(())
 }
 
-/// Tells what of the list is another than was told; nothing was before the first one.
+/// Reports the changes of the list since the last report, which is `None` at first.
 async fn list(
     machines: &[Machine],
     told: &mut Option<BTreeMap<String, Arc<Vm>>>,
@@ -169,7 +171,7 @@ async fn list(
         }
         now.insert(vm.name.clone(), Arc::clone(vm));
     }
-    // First what is gone: what it was known by may be another's.
+    // Removals come first, because a removed VM's identifiers may be in use by another VM.
     for name in before.into_keys() {
         changes.send(Change::Removed { name }).await?;
     }
@@ -183,7 +185,7 @@ async fn list(
     Ok(())
 }
 
-/// Has every QMP socket of the list watched.
+/// Ensures that every QMP socket of the list has a monitor.
 async fn monitor_all(
     machines: Vec<Machine>,
     monitors: &mut BTreeMap<String, Monitor>,
@@ -198,7 +200,7 @@ async fn monitor_all(
             (Some(known), Some(wanted)) if known.of == wanted => known,
             (known, wanted) => {
                 if known.is_some() {
-                    // What the socket before said of the VM is no longer known.
+                    // What the previous monitor reported about the VM is no longer known.
                     drop(known);
                     let (power, problem) = (PowerState::Unspecified, String::new());
                     changes.send(Change::Power { name: vm.name.clone(), power, problem }).await?;
@@ -240,7 +242,7 @@ mod tests {
         let power = |name: &str, power| Change::Power { name: name.into(), power, problem: String::new() };
         let off = |name: &str| power(name, PowerState::Off);
         let unknown = |name: &str| power(name, PowerState::Unspecified);
-        // Where the VMs are is told beside the rest.
+        // Topology events are interleaved with the others, and are only counted.
         let mut places = 0;
         let mut next = async || loop {
             match told.recv().await.unwrap() {

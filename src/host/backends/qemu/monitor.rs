@@ -1,17 +1,17 @@
-//! One VM's QMP socket: connects again and again, and tells changes of power, and resets.
+//! Monitor of one VM's QMP socket: keeps reconnecting, and reports power changes and resets.
 //!
 //! ```text
 //!            ┌─ refused, vanished, end of file: off ─┐
 //!            ▼                                       │
 //!  start ──▶ wait ──▶ connect ──▶ greeting ──▶ qmp_capabilities ──▶ query-status ──▶ events ──┐
 //!            ▲                                       │                                        │
-//!            └── any other trouble: unknown ─────────┴────────────────────────────────────────┘
+//!            └── any other failure: unknown ─────────┴────────────────────────────────────────┘
 //! ```
 //!
-//! Off ends a session, so it takes proof: QEMU's end, or a socket that QEMU has left. A socket that cannot be
-//! used for another reason, or was never there, says nothing of the VM.
+//! A VM is reported as off only on proof, because that ends its session: QEMU has ended, or has left its
+//! socket. A socket that cannot be used for another reason, or has never existed, says nothing about the VM.
 //!
-//! Since QEMU serves one client at a time, others run their commands through this connection too: see
+//! QEMU serves one client at a time, so other parts run their commands through this connection too: see
 //! [`link`](super::link).
 
 use std::io;
@@ -33,10 +33,10 @@ use crate::wire::qmp::{self, Lines, Message};
 
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LAST_WAIT: Duration = Duration::from_secs(1);
-/// How long QEMU may take to answer.
+/// Timeout of an answer from QEMU.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Why a conversation with QEMU ended.
+/// Reason why a conversation with QEMU ended.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("QEMU is not running")]
@@ -68,7 +68,7 @@ enum Error {
 }
 
 impl Error {
-    /// Why a socket cannot be connected to that was, or was not, there before.
+    /// Classifies a failure to connect; `seen` says whether the socket existed before.
     fn of_connect(error: io::Error, seen: bool) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionRefused => Self::Absent(error),
@@ -79,12 +79,12 @@ impl Error {
         }
     }
 
-    /// Whether it proves that there is a socket, or was.
+    /// Reports whether this proves that the socket exists or has existed.
     fn shows_socket(&self) -> bool {
         !matches!(self, Self::NeverSeen(_) | Self::Unusable(_))
     }
 
-    /// Whether somebody is at the socket who could be asked.
+    /// Returns the state of the connection that results.
     fn standing(&self) -> Standing {
         match self {
             Self::Absent(_) | Self::NeverSeen(_) | Self::Ended => Standing::Absent,
@@ -92,7 +92,7 @@ impl Error {
         }
     }
 
-    /// What is known of the VM after this.
+    /// Returns the power state that follows.
     fn power(&self) -> PowerState {
         match self {
             Self::Absent(_) | Self::Ended => PowerState::Off,
@@ -101,8 +101,8 @@ impl Error {
     }
 }
 
-/// Watches the VM `name` through the socket at `path` until nobody takes its changes; runs the commands that come
-/// to `inbox`.
+/// Watches the VM `name` through the socket at `path` until the receiver of changes is dropped; runs the
+/// commands from `inbox`.
 pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>, mut inbox: Inbox) {
     let mut teller =
         Teller { name, changes, told: (PowerState::Unspecified, String::new()), is_suspended: false };
@@ -141,12 +141,12 @@ pub async fn run(name: String, path: PathBuf, changes: mpsc::Sender<Change>, mut
     }
 }
 
-/// The kind of trouble with QEMU that the log has told; empty while there is none.
+/// Kind of the last problem that was logged; `None` while there is none.
 #[derive(Debug, Default)]
 struct Problem(Option<std::mem::Discriminant<Error>>);
 
 impl Problem {
-    /// Whether it is another trouble than the one before.
+    /// Reports whether the problem differs in kind from the last one that was logged.
     fn is_new(&mut self, error: &Error) -> bool {
         let kind = std::mem::discriminant(error);
         self.0.replace(kind) != Some(kind)
@@ -160,22 +160,22 @@ impl Problem {
     }
 }
 
-/// Sends changes, and only changes.
+/// Sends changes, and suppresses repetitions.
 struct Teller {
     name: String,
     changes: mpsc::Sender<Change>,
     told: (PowerState, String),
-    /// It was told that the guest has suspended itself to memory, and nothing else since.
+    /// True if the guest's suspension to memory has been reported, and no other state since.
     is_suspended: bool,
 }
 
 impl Teller {
-    /// QEMU says how the VM is.
+    /// Reports the power state that QEMU has shown.
     async fn power(&mut self, power: PowerState) -> Result<(), Error> {
         self.view(power, String::new()).await
     }
 
-    /// QEMU does not say it, for this reason.
+    /// Reports that QEMU does not show the power state, with the reason.
     async fn problem(&mut self, problem: String) -> Result<(), Error> {
         self.view(PowerState::Unspecified, problem).await
     }
@@ -203,7 +203,7 @@ impl Teller {
         }
     }
 
-    /// The guest has suspended itself to memory.
+    /// Reports that the guest has suspended itself to memory.
     async fn suspended(&mut self) -> Result<(), Error> {
         self.power(PowerState::Paused).await?;
         if std::mem::replace(&mut self.is_suspended, true) {
@@ -230,7 +230,7 @@ async fn watch(
     }
     let stream = UnixStream::connect(path).await.map_err(|error| Error::of_connect(error, seen))?;
     let credentials = stream.peer_cred().ok();
-    // Before QEMU says something, so that it is the process that does.
+    // Get the handle before QEMU sends anything, so that it refers to the process that does.
     let process = credentials.and_then(|user| user.pid()).and_then(|number| Process::of(number).ok());
     let mut socket = Socket { stream, lines: Lines::default() };
     let greeting = async {
@@ -246,7 +246,8 @@ async fn watch(
         teller.suspended().await?;
     }
     *problem = Problem::default();
-    // Those that have asked get no answer when this one is dropped, and know by it that the connection is gone.
+    // Dropping this drops the senders of unanswered calls, which lets the callers know that the connection is
+    // lost.
     let mut pending = Pending::default();
     inbox.connected(credentials, process);
     loop {
@@ -292,7 +293,7 @@ impl Socket {
         }
     }
 
-    /// Runs a command; events that come before its answer are told.
+    /// Runs a command, and reports the events that arrive before its answer.
     async fn execute(
         &mut self,
         name: &str,
@@ -329,7 +330,7 @@ mod tests {
 
     const GREETING: &[u8] = b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n";
 
-    /// Takes one client as QEMU does, up to its `query-status`, which it answers with `status`.
+    /// Accepts one client like QEMU, up to its `query-status`, which is answered with `status`.
     async fn qemu(listener: &UnixListener, status: &str) -> BufReader<UnixStream> {
         let mut client = BufReader::new(listener.accept().await.unwrap().0);
         client.get_mut().write_all(GREETING).await.unwrap();
@@ -352,7 +353,7 @@ mod tests {
         Change::Power { name: "a".into(), power, problem: String::new() }
     }
 
-    /// The next change, which must be a problem.
+    /// Returns the next change, which must be a problem.
     async fn problem(told: &mut mpsc::Receiver<Change>) -> String {
         match told.recv().await.unwrap() {
             Change::Power { power: PowerState::Unspecified, problem, .. } if !problem.is_empty() => problem,
@@ -453,7 +454,7 @@ mod tests {
         assert!(problem(&mut told).await.contains("has not appeared yet"));
         assert!(tokio::time::timeout(quiet, told.recv()).await.is_err(), "it is told once");
 
-        // A backlog of 0 takes one client; the next finds it full (EAGAIN).
+        // A backlog of 0 admits one client; the next one finds it full (EAGAIN).
         let listener = crowded(&path);
         let other = std::os::unix::net::UnixStream::connect(&path).unwrap();
         assert!(problem(&mut told).await.contains("the QMP socket is busy"));

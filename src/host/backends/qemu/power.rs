@@ -1,49 +1,49 @@
-//! What QEMU's run states and events mean for a guest. Pure.
+//! Meaning of QEMU's run states and events for a guest. Pure.
 
 use crate::wire::proto::v1::PowerState;
 
-/// What an event changes.
+/// Effect of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
-    /// The VM is in this state now.
+    /// New power state of the VM.
     Power(PowerState),
     /// The guest was reset.
     Reset,
-    /// The guest has suspended itself to memory: the VM is paused now, and not because somebody has paused it.
+    /// The guest has suspended itself to memory: the VM is paused, but was not paused by an administrator.
     Suspended,
-    /// The guest has suspended itself to a disk: the end of the VM comes next.
+    /// The guest has suspended itself to disk: the VM ends next.
     SuspendedToDisk,
-    /// Nothing.
+    /// No effect.
     Nothing,
 }
 
-/// The meaning of the `status` that `query-status` returns (QAPI `RunState`).
+/// Returns the meaning of the `status` in the result of `query-status` (QAPI `RunState`).
 pub fn of_status(status: &str) -> PowerState {
     match status {
         "running" => PowerState::Running,
         "shutdown" => PowerState::Off,
-        // In all the others (paused, suspended, prelaunch, inmigrate, io-error, …) the VM exists and its
-        // processors stand still.
+        // In all other states (paused, suspended, prelaunch, inmigrate, io-error, …) the VM exists, but its CPUs are
+        // stopped.
         _ => PowerState::Paused,
     }
 }
 
-/// Whether a `status` is that of a guest that has suspended itself to memory.
+/// Reports whether a `status` means that the guest has suspended itself to memory.
 pub fn is_suspended(status: &str) -> bool {
     status == "suspended"
 }
 
-/// The meaning of an event, seen in the state `now`.
+/// Returns the meaning of an event that arrives in the state `now`.
 pub fn of_event(now: PowerState, event: &str) -> Meaning {
     match event {
         "RESET" => Meaning::Reset,
-        // With -no-shutdown QEMU stays, and stops the processors of a guest that has shut down.
+        // With -no-shutdown, QEMU keeps running and stops the CPUs of a guest that has shut down.
         "STOP" if now != PowerState::Off => Meaning::Power(PowerState::Paused),
         "SUSPEND" if now != PowerState::Off => Meaning::Suspended,
         "SUSPEND_DISK" => Meaning::SuspendedToDisk,
         "RESUME" | "WAKEUP" => Meaning::Power(PowerState::Running),
         "SHUTDOWN" => Meaning::Power(PowerState::Off),
-        // POWERDOWN only says that the guest was asked to shut down.
+        // POWERDOWN only means that the guest was asked to shut down.
         _ => Meaning::Nothing,
     }
 }

@@ -1,14 +1,14 @@
-//! Does work that blocks in few places, such as that of a pool one piece after the other, so that a file system that hangs takes
-//! as many threads and nobody else's time.
+//! Runs blocking work in a limited number of places, such as that of one pool in a single one. A file system
+//! that hangs then blocks at most that many threads, and delays no other work.
 //!
 //! ```text
 //!           ┌─────────── no longer than `patience` in all ───────────┐
 //!  run ───▶ waits for its turn ───▶ on a thread ───▶ done
-//!   │            (QUEUE at most)         └── not in time: the caller is told so, and the work goes on; until it ends
-//!   └── refused, while work goes on in all places that was not done in time ◀──┘
+//!   │            (QUEUE at most)         └── not in time: the caller gets an error, and the work continues until it ends
+//!   └── refused, while all places are taken by work that is late ◀────────────────┘
 //! ```
 //!
-//! Work that has not begun when its caller is told so is never begun.
+//! Work that has not begun by the time its caller gets the error is never begun.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,29 +19,29 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::sys::blocking;
 
-/// Pieces of work that wait.
+/// Maximum number of pieces of work that wait.
 const QUEUE: usize = 256;
 
-/// Does the work of one pool, or of another kind.
+/// Runs the work of one pool, or of another kind.
 #[derive(Debug)]
 pub struct Worker {
     turn: Arc<Semaphore>,
     places: usize,
-    /// When what is under way began.
+    /// Start times of the work in progress.
     began: Mutex<BTreeMap<u64, Instant>>,
-    /// How much has begun.
+    /// Number of pieces of work that have begun.
     count: AtomicU64,
     waiting: AtomicUsize,
     patience: Mutex<Duration>,
 }
 
-/// Why work was not done, as far as is known.
+/// Reason why work was not completed, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Late {
-    /// Its file system takes too long.
+    /// The file system takes too long.
     #[error("its file system has not answered for {} s", .0.as_secs())]
     Silent(Duration),
-    /// Too much is to be done before.
+    /// Too much other work is waiting.
     #[error("too many calls wait for it")]
     Busy,
 }
@@ -54,7 +54,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Work that is under way.
+/// Work in progress.
 struct UnderWay {
     worker: Arc<Worker>,
     number: u64,
@@ -68,12 +68,12 @@ impl Drop for UnderWay {
 }
 
 impl Worker {
-    /// One whose callers wait for so long, and that does one piece of work at a time.
+    /// Creates a worker whose callers wait for at most this time, and that runs one piece of work at a time.
     pub fn new(patience: Duration) -> Self {
         Self::with_places(patience, 1)
     }
 
-    /// One whose callers wait for so long, and that does so many pieces of work at a time.
+    /// Creates a worker whose callers wait for at most this time, and that runs this many pieces of work at a time.
     pub fn with_places(patience: Duration, places: usize) -> Self {
         Self {
             turn: Arc::new(Semaphore::new(places)),
@@ -89,7 +89,7 @@ impl Worker {
         self.began.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on its callers wait for so long.
+    /// Sets the time that callers wait from now on.
     pub fn wait_for(&self, patience: Duration) {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = patience;
     }
@@ -98,17 +98,17 @@ impl Worker {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For how long work has been under way in all places, if that is too long.
+    /// Returns how long work has been in progress in all places, if that is too long.
     pub fn silent(&self) -> Option<Late> {
         let began = self.began();
         let last = began.values().max().filter(|_| began.len() >= self.places)?;
         Some(last.elapsed()).filter(|since| *since >= self.patience()).map(Late::Silent)
     }
 
-    /// Does `work`, which may block.
+    /// Runs `work`, which may block.
     ///
     /// # Errors
-    /// If it is not done in time. It may have begun, and goes on then.
+    /// If it is not completed in time. It may have begun, and then continues.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce() -> T + Send + 'static,

@@ -72,7 +72,7 @@ fn what_a_record_holds_that_cannot_be_used_is_nobodys() {
     assert!(book.has("x") && !book.is_free(first));
     let book = Book::new(Vec::new(), damaged(None));
     assert_eq!(pick(&book, &lan, "a"), Err(Lack::Blind));
-    // Two records that say the same: the second is not believed, and its addresses stay taken.
+    // Of two records with the same address, the second is not trusted, and its addresses stay taken.
     let twins = vec![record("a", "a", &["192.0.2.1"]), record("b", "b", &["192.0.2.1"])];
     let book = Book::new(twins, BTreeMap::new());
     assert_eq!((book.holder(first), book.damaged().len()), (Some("a"), 1));
@@ -100,14 +100,14 @@ fn no_more_are_remembered_than_there_is_room_for() {
     assert!(forgettable.contains(&"r0".to_owned()) && !forgettable.contains(&"r299".to_owned()));
 }
 
-/// What somebody does to the book.
+/// Operation on the book.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service of this number asks.
+    /// A Service with this number requests a load balancer.
     Take(u8),
-    /// It gives back what it has.
+    /// A Service releases its load balancer.
     Give(u8),
-    /// The program is started again.
+    /// The program is restarted.
     Restart,
 }
 
@@ -121,7 +121,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever happens, no two have the same address, every one is in the pool, and none is refused while one is free.
+    /// Whatever happens, no address is allocated twice, all are in the pool, and no request is refused while one is
+    /// free.
     #[test]
     fn no_address_is_given_away_twice(steps in steps()) {
         let lan = pool("lan", &["10.0.0.250-10.0.1.1", "10.0.2.0/30"]);
@@ -187,7 +188,7 @@ async fn an_address_rests_before_another_service_gets_it() {
     assert_eq!(pick(&book, "prod", "web", now).unwrap(), "192.0.2.2", "it is another cluster's");
     assert_eq!(pick(&book, "dev", "web", now).unwrap(), "192.0.2.1", "it was its own");
     assert_eq!(pick(&book, "dev", "other", now + minute).unwrap(), "192.0.2.1");
-    // There is nothing else.
+    // No other address is left.
     let mut other = lost;
     other.addresses = vec![Held { address: "192.0.2.2".parse().unwrap(), pool: "lan".into() }];
     book.put(other);

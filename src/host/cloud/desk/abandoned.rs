@@ -1,8 +1,9 @@
-//! What clusters have left that have no VM in the settings any more: given back after some time, if the administrator says so.
+//! Releases the load balancers of clusters that no longer have any VM in the settings, after some time, if the
+//! administrator configures this.
 //!
-//! That a VM's table is gone proves nothing by itself: the VM may run on another machine. `load-balancers.release-after-seconds`
-//! on a machine is its administrator's word that clusters have all their VMs here. Each start, and each table that comes back,
-//! begins the time anew.
+//! A missing VM table proves nothing by itself: the VM may run on another machine. By setting
+//! `load-balancers.release-after-seconds` on a machine, its administrator declares that all VMs of its clusters
+//! are here. The time starts anew with each start of the program, and whenever a VM table of the cluster is back.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 use super::Desk;
 
 impl Desk {
-    /// Gives back what clusters have whose VMs the settings have not named for long enough.
+    /// Releases the load balancers of clusters that have had no VM in the settings for long enough.
     pub(super) async fn give_back_abandoned(&mut self) {
         let Some(after) = self.settings.release_after else {
             self.abandoned.clear();
@@ -30,7 +31,7 @@ impl Desk {
     }
 
     async fn give_back_all(&mut self, cluster: &str, after: Duration) {
-        // Whoever shares an address goes before the one that has it.
+        // Load balancers that share an address are released before the one that has it.
         let mut all: Vec<_> = self.book.of_cluster(cluster).filter(|record| record.is_kept()).collect();
         all.sort_by_key(|record| self.book.shared_by(record).is_none());
         let uids: Vec<_> = all.iter().map(|record| record.service.uid.clone()).collect();
@@ -44,7 +45,7 @@ impl Desk {
             uids.len()
         );
         for uid in uids {
-            // It is tried again with the next tick.
+            // A failure is retried with the next tick.
             if let Err(problem) = self.release(cluster, &uid).await {
                 tracing::warn!(cluster, "cannot release a load balancer: {problem}");
             }

@@ -1,4 +1,4 @@
-//! Answers what the desk is asked.
+//! Answers requests to the desk.
 
 use super::super::health::{Outcome, Reported, outcomes};
 use super::super::settings::Pool;
@@ -11,7 +11,7 @@ use crate::wire::proto::v1;
 
 impl Desk {
     pub(super) async fn take(&mut self, request: Request) {
-        // Who asked may have gone.
+        // The receiver of a reply may have been dropped, so errors of sending are ignored.
         match request {
             Request::Ensure(asker, service, wanted, reply) => {
                 let done = self.ensure(&asker, service, *wanted).await;
@@ -46,7 +46,7 @@ impl Desk {
             Request::Instance(asker, uid, reply) => {
                 let found = match self.cluster(&asker.cluster).instances.get(&uid).cloned() {
                     Some(instance) => Found::There(Box::new(instance)),
-                    // Settings do not prove that a VM exists no more: its table may be on another host by now.
+                    // A missing table does not prove that the VM no longer exists: it may be on another host by now.
                     None => {
                         Found::Unknown("this cluster has no such VM in the settings of this host".to_owned())
                     }
@@ -76,7 +76,7 @@ impl Desk {
         }
     }
 
-    /// Whether it is known which load balancers a cluster has, and this VM may be told.
+    /// Checks that the VM may request load balancers and that the records of the host can be read.
     async fn ready(&mut self, asker: &Asker) -> Result<(), Problem> {
         self.admit(asker)?;
         self.store().await.map(drop)
@@ -87,7 +87,8 @@ impl Desk {
         Ok(self.cluster(&asker.cluster).balancers.all().cloned().collect())
     }
 
-    /// What an agent says of its checks, by itself or as an answer. It says nothing of any other VM, whatever it says.
+    /// Takes in the results of an agent's checks, which it sends unasked or, if `is_answer`, as the answer to new
+    /// checks. Only the agent's own VM is affected, whatever the report contains.
     fn reported(
         &mut self,
         asker: &Asker,
@@ -98,7 +99,7 @@ impl Desk {
         let of = self.cluster(&asker.cluster);
         let is_old = generation < of.checks.borrow().generation;
         let is_member = of.members.contains_key(&asker.uid);
-        // An answer to being given checks may come after a report of these, which is newer.
+        // The answer to new checks may arrive after a report on them, which is newer.
         let known = of.heard.reports.get(&asker.uid);
         let is_late = is_answer && known.is_some_and(|known| known.generation >= generation);
         if is_old || is_late || !is_member {

@@ -1,4 +1,4 @@
-//! What clusters want of their load balancers: decided here, and on the disk before it is answered.
+//! Requests of clusters for load balancers. Each is decided here, and on the disk before it is answered.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,15 +14,15 @@ use super::Desk;
 use crate::host::cloud::health::MOST_CHECKS;
 use crate::wire::proto::v1;
 
-/// How long an address is given to no other Service, if there is another one for that.
+/// Time for which a released address goes to no other Service as long as another address is free.
 const REST: Duration = Duration::from_secs(60);
-/// What identifiers are made of.
+/// Characters of identifiers.
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz234567";
-/// Letters of an identifier: a hundred bits.
+/// Length of an identifier: 20 letters are a hundred random bits.
 const LENGTH: usize = 20;
 
 impl Desk {
-    /// Whether a VM may ask for load balancers, and there are any to be had.
+    /// Checks that a VM may request load balancers and that this host provides any.
     pub(super) fn admit(&self, asker: &Asker) -> Result<(), Problem> {
         self.settings.check_asker(&asker.cluster, &asker.vm).map_err(Problem::Denied)?;
         if self.settings.pools.is_empty() && self.store.is_none() {
@@ -49,11 +49,11 @@ impl Desk {
             check_change(met.ipam, &met.network, &wanted).map_err(Problem::Contradiction)?;
         }
         self.check_checks(&known, &wanted)?;
-        // A Service is not renamed; what the words say follows the newest request.
+        // A Service cannot be renamed, but messages use the name from the newest request.
         let mut known = known;
         known.service = service;
         let answer = self.meet(known, wanted).await?;
-        // Others may have waited for its address.
+        // Load balancers that are to share its address may have been waiting for it.
         let waits = |id: &String| {
             let record = self.book.get(id).filter(|record| record.cluster == asker.cluster)?;
             record.asked.as_ref()?.share.as_ref().map(|_| id.clone())
@@ -77,7 +77,7 @@ impl Desk {
         Ok(Record::new(id, asker.cluster.clone(), service))
     }
 
-    /// Agents make so many checks at most.
+    /// Checks that agents would not have to make more than `MOST_CHECKS` checks.
     fn check_checks(&self, record: &Record, wanted: &Wanted) -> Result<(), Problem> {
         if wanted.check.is_none() {
             return Ok(());
@@ -93,7 +93,7 @@ impl Desk {
         )))
     }
 
-    /// Gives a load balancer what is wanted of it, or notes that it cannot have it.
+    /// Gives a load balancer the requested configuration, or records why that is not possible.
     async fn meet(&mut self, known: Record, wanted: Wanted) -> Result<v1::LoadBalancer, Problem> {
         let (id, cluster) = (known.id.clone(), known.cluster.clone());
         let ground = Ground { book: &self.book, settings: &self.settings, now: Instant::now() };
@@ -136,7 +136,7 @@ impl Desk {
         shown.ok_or_else(|| Problem::Unavailable("the load balancer is being released".to_owned()))
     }
 
-    /// Gives back what a Service has. Success also if it has nothing.
+    /// Releases the load balancer of a Service. Succeeds also if it has none.
     pub(super) async fn release(&mut self, cluster: &str, uid: &str) -> Result<bool, Problem> {
         self.store().await?;
         let Some(record) = self.book.find(cluster, uid).cloned() else { return Ok(false) };
@@ -171,7 +171,7 @@ impl Desk {
         Ok(true)
     }
 
-    /// Tries again what could not be had.
+    /// Retries the requests that could not be satisfied.
     pub(super) async fn try_again(&mut self) {
         if self.failures.is_empty() || !matches!(self.store, Some(Ok(_))) {
             return;
@@ -190,7 +190,7 @@ impl Desk {
                 self.failures.remove(&id);
                 continue;
             };
-            // What contradicts it was refused when it was asked for; what cannot be written is tried later.
+            // Contradictions were refused on request; a failed write is retried with the next tick.
             if self.meet(record, asked).await.is_err() {
                 return;
             }
@@ -198,7 +198,7 @@ impl Desk {
     }
 }
 
-/// Logs what a load balancer has become.
+/// Logs how a load balancer has changed.
 fn told_of(before: &Record, now: &Record, failure: Option<&Failure>) {
     let named = |record: &Record| {
         record.addresses.iter().map(|held| held.address.to_string()).collect::<Vec<_>>().join(",")

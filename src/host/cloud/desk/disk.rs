@@ -1,4 +1,4 @@
-//! The records' directory: opened when it is needed, and tried again where it cannot be.
+//! Directory of the records: opened when it is needed, and retried if that fails.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::Desk;
 use crate::sys::blocking;
 
 impl Desk {
-    /// Opens the directory, if there are pools, or load balancers of before, or somebody wants one.
+    /// Opens the directory if there are pools, load balancers of an earlier run, or a request for one (`wanted`).
     pub(super) async fn open_if_needed(&mut self, wanted: bool) {
         if matches!(self.store, Some(Ok(_))) {
             return;
@@ -71,17 +71,17 @@ impl Desk {
         self.unsettle_all();
     }
 
-    /// The directory.
+    /// Returns the open directory of the records.
     pub(super) async fn store(&mut self) -> Result<Arc<Store>, Problem> {
         self.open_if_needed(true).await;
         match &self.store {
             Some(Ok(store)) => Ok(Arc::clone(store)),
-            // Paths are nobody's business in a guest; the log has them.
+            // A guest must not see paths of the host; the log has them.
             _ => Err(Problem::Unavailable("the host cannot read or write its load balancers now".to_owned())),
         }
     }
 
-    /// Writes a record, and has it in the book when it is on the disk.
+    /// Writes a record, and adds it to the book once it is on the disk.
     pub(super) async fn keep(&mut self, record: Record) -> Result<(), Problem> {
         let store = self.store().await?;
         let written = record.clone();
@@ -98,7 +98,7 @@ impl Desk {
         }
     }
 
-    /// Removes records that need not be remembered. One that stays is removed the next time.
+    /// Removes records that are no longer needed. If one cannot be removed, it is tried again the next time.
     pub(super) async fn forget(&mut self, cluster: &str) {
         let Ok(store) = self.store().await else { return };
         for id in self.book.forgettable(cluster) {
@@ -110,8 +110,8 @@ impl Desk {
         }
     }
 
-    /// Notes that the kernel is about to get rules, and interfaces these addresses; without that note they would stay if the settings
-    /// forward nothing any more.
+    /// Notes on the disk that the kernel is about to get rules, and interfaces these addresses. Without this note they
+    /// would stay for ever if the next run has no settings that forward anything.
     pub(super) async fn mark(&mut self, plan: &Plan) -> bool {
         let mut given = self.marked.clone().unwrap_or_default();
         for (name, addresses) in plan.given_to() {
@@ -120,7 +120,8 @@ impl Desk {
         self.note(Some(given)).await
     }
 
-    /// Notes what is there once that is known: what was taken away is not any more, and nothing is if nothing is to be forwarded.
+    /// Reduces the note to what is in force once a plan is: removed addresses are dropped from it, and the note is
+    /// deleted if nothing is to be forwarded.
     pub(super) async fn unmark(&mut self) {
         let in_force = self.parts.in_force.borrow().number;
         if self.marked.is_none() || self.plan.number == 0 || in_force < self.plan.number {

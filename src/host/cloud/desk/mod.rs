@@ -1,4 +1,4 @@
-//! The task that owns all load balancers, and what is known of clusters' VMs.
+//! Task that owns all load balancers, and the state of the clusters' VMs.
 //!
 //! ```text
 //!  Request ───────────┐                        ┌──▶ answers (a record is on the disk by then)
@@ -44,74 +44,77 @@ mod ask;
 mod disk;
 mod settle;
 
-/// Changes of a cluster that come one after the other are settled together.
+/// Time within which successive changes of a cluster are settled together.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// How often it is looked what has become stale, and what can be had by now.
+/// Interval at which stale reports are found, and failed requests retried.
 const TICK: Duration = Duration::from_secs(5);
 
-/// After a start, rules of an earlier run stay for so long, as long as not all agents have answered and all checks passed.
+/// Time after a start for which rules of an earlier run stay until all agents have connected and all checks have
+/// passed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What the desk works with.
+/// Channels and settings that the desk works with.
 #[derive(Debug)]
 pub struct Parts {
-    /// This run.
+    /// Identity and metrics of this run of the host half.
     pub half: Arc<Half>,
-    /// Knows the VMs.
+    /// Source of the VMs and their guests.
     pub fleet: fleet::Handle,
-    /// Says which have changed.
+    /// Names of VMs that have changed.
     pub changed: Arc<Changed>,
-    /// The settings.
+    /// Settings of load balancers, replaced on a reload.
     pub settings: watch::Receiver<Arc<Settings>>,
-    /// The directory of the records.
+    /// Directory of the records.
     pub state_dir: PathBuf,
-    /// Where it says what is to be forwarded.
+    /// Plans for the forwarder.
     pub plans: watch::Sender<Numbered>,
-    /// What is.
+    /// Plan that the forwarder has put in force.
     pub in_force: watch::Receiver<InForce>,
-    /// Where it says which nodes are to be asked whether they have endpoints.
+    /// Nodes to be asked whether they have endpoints.
     pub targets: watch::Sender<Vec<Target>>,
-    /// Where it says at which addresses it is to be looked who is there.
+    /// Addresses to look up in the neighbour table.
     pub candidates: watch::Sender<BTreeSet<IpAddr>>,
-    /// Who is.
+    /// Latest result of looking up the candidates.
     pub neighbours: watch::Receiver<Arc<Neighbours>>,
 }
 
-/// The task.
+/// Task that owns the load balancers of this host.
 #[derive(Debug)]
 pub struct Desk {
     parts: Parts,
     settings: Arc<Settings>,
     neighbours: Arc<Neighbours>,
     inbox: mpsc::Receiver<Request>,
-    /// The records' directory, or why it cannot be used; nothing before it is needed.
+    /// Directory of the records, or why it cannot be used; `None` until it is needed.
     store: Option<Result<Arc<Store>, String>>,
     book: Book,
     clusters: BTreeMap<String, Cluster>,
-    /// The cluster and the lasting identifier of each VM, by name.
+    /// Cluster and lasting identifier of each VM, by name.
     vms: BTreeMap<String, (String, String)>,
-    /// Why load balancers do not have what was asked for, by their identifiers.
+    /// Reasons why load balancers do not have what was requested, by their identifiers.
     failures: BTreeMap<String, Failure>,
-    /// Load balancers whose rules are not in force yet, and with which plan they come; none: the next one.
+    /// Load balancers whose rules are not in force yet, with the number of their plan; `None`: the next plan.
     awaited: BTreeMap<String, Option<u64>>,
-    /// The same of those that have got their first nodes, which say so only if the host cannot forward.
+    /// The same for load balancers that have just got their first nodes. They are reported as waiting only if the host
+    /// cannot forward.
     first_nodes: BTreeMap<String, Option<u64>>,
     unsettled: BTreeSet<String>,
-    /// When these are settled.
+    /// Time at which these clusters are settled.
     settle_at: Option<Instant>,
     plan: Numbered,
     begun: Instant,
-    /// What is to be told to people with the next settling.
+    /// Events for people, sent with the next settling.
     events: Vec<v1::LoadBalancerChanged>,
-    /// Identifiers of load balancers of an earlier run that nobody was told of yet.
+    /// Load balancers of an earlier run that have not been reported yet: their first report is not an event.
     of_before: BTreeSet<String>,
-    /// Since when the settings have had no VM of clusters that have load balancers.
+    /// Time since which the settings have had no VM of each cluster with load balancers.
     abandoned: BTreeMap<String, Instant>,
-    /// What interfaces may have from this program, if the kernel may have rules of it: as it is noted on the disk.
+    /// Note on the disk: the addresses that interfaces may have from this program. `None` if the kernel has no rules
+    /// of it.
     marked: Option<Given>,
 }
 
-/// What is known of a cluster.
+/// State of one cluster.
 #[derive(Debug)]
 struct Cluster {
     members: BTreeMap<String, Member>,
@@ -120,7 +123,7 @@ struct Cluster {
     balancers: Journal<v1::LoadBalancer>,
     checks: watch::Sender<Arc<Checks>>,
     forwarded: Vec<Forwarded>,
-    /// Of nodes that could take some of it, the next result of a check decides.
+    /// True if a node that takes no traffic yet may do so after the next result of a check.
     may_pass: bool,
     counts: Counts,
     targets: Vec<Target>,
@@ -143,7 +146,7 @@ impl Cluster {
 }
 
 impl Desk {
-    /// One, and what asks it once it runs.
+    /// Creates the task, and the handle that sends requests to it once it runs.
     pub fn new(mut parts: Parts) -> (Self, Handle) {
         let (requests, inbox) = mpsc::channel(INBOX);
         let settings = Arc::clone(&parts.settings.borrow_and_update());
@@ -171,7 +174,7 @@ impl Desk {
         (desk, Handle::new(requests))
     }
 
-    /// Runs until `shutdown`.
+    /// Serves requests until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let work = async {
             self.open_if_needed(false).await;
@@ -204,23 +207,23 @@ impl Desk {
                 }
             }
         };
-        // Boxed: it is large, and there is one.
+        // Boxed because it is large; it is allocated only once.
         shutdown.run_until_cancelled_owned(Box::pin(work)).await;
     }
 
-    /// The cluster of this name, which is known from now on.
+    /// Returns the cluster of this name, and adds it if it is new.
     fn cluster(&mut self, name: &str) -> &mut Cluster {
         let run = &self.parts.half.host.instance_id;
         self.clusters.entry(name.to_owned()).or_insert_with(|| Cluster::new(run))
     }
 
-    /// Has a cluster settled soon.
+    /// Schedules the settling of a cluster.
     fn unsettle(&mut self, cluster: &str) {
         self.unsettled.insert(cluster.to_owned());
         self.settle_at.get_or_insert_with(|| Instant::now() + TOGETHER);
     }
 
-    /// Learns of all VMs.
+    /// Reads the state of all VMs.
     async fn look_at_all(&mut self) {
         let Ok(all) = self.parts.fleet.list().await else { return };
         for known in all {
@@ -228,7 +231,7 @@ impl Desk {
         }
     }
 
-    /// Learns what has become of a VM.
+    /// Reads the state of one VM.
     async fn look_at(&mut self, name: &str) {
         let Ok(known) = self.parts.fleet.get(name.to_owned()).await else { return };
         self.take_in(name, known.as_ref());
@@ -246,7 +249,7 @@ impl Desk {
         };
         if let Some((cluster, uid)) = before.filter(|before| Some(before) != now.as_ref()) {
             let of = self.cluster(&cluster);
-            // Another VM may have its identifier by now.
+            // Another VM may have this identifier by now.
             if of.members.get(&uid).is_some_and(|member| member.instance.name == name) {
                 of.members.remove(&uid);
                 of.heard.reports.remove(&uid);
@@ -261,7 +264,7 @@ impl Desk {
                 return;
             }
             if !member.connected {
-                // What it said before its session was lost says nothing of what it would say now.
+                // Reports from before the session was lost say nothing about the present.
                 of.heard.reports.remove(&uid);
             }
             of.instances.set(&uid, member.instance.clone());
@@ -271,7 +274,7 @@ impl Desk {
         }
     }
 
-    /// The settings have changed: what can be had, and who is attached to what, may be another.
+    /// Follows a change of the settings, which may make other requests possible and attach VMs to other networks.
     async fn follow(&mut self) {
         self.settings = Arc::clone(&self.parts.settings.borrow_and_update());
         self.open_if_needed(false).await;
@@ -288,7 +291,7 @@ impl Desk {
         self.settle_at.get_or_insert_with(Instant::now);
     }
 
-    /// Something is in force, or is not.
+    /// Takes in the forwarder's report on which plan is in force, and settles all clusters.
     fn in_force(&mut self) {
         let now = self.parts.in_force.borrow_and_update().clone();
         let metrics = &self.parts.half.metrics.balancers;

@@ -1,4 +1,5 @@
-//! What follows for others from what is known: views for long polls, checks for agents, and a plan for the kernel.
+//! Derives from the known state what others need: views for long polls, checks for agents, and a plan for the
+//! kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +28,7 @@ use crate::wire::proto::v1::load_balancer::State;
 use crate::wire::proto::v1::virtual_machine_event::Kind;
 
 impl Desk {
-    /// Settles every cluster that has changed.
+    /// Settles all clusters that have changed.
     pub(super) async fn settle(&mut self) {
         self.settle_at = None;
         for cluster in std::mem::take(&mut self.unsettled) {
@@ -61,13 +62,13 @@ impl Desk {
         }
         self.parts.half.metrics.balancers.set(all);
         for event in std::mem::take(&mut self.events) {
-            // Without a fleet nobody watches.
+            // Fails only if the fleet has ended: then nobody watches.
             self.parts.fleet.note(String::new(), Kind::LoadBalancerChanged(event)).await.ok();
         }
         self.plan().await;
     }
 
-    /// What is known of a VM's traffic of one load balancer; told to those who poll. Returns its nodes.
+    /// Updates the published view of one load balancer, and returns its nodes.
     pub(super) fn show(&mut self, cluster: &str, id: &str) -> Option<Nodes> {
         self.cluster(cluster);
         let of = self.clusters.get(cluster)?;
@@ -83,7 +84,7 @@ impl Desk {
             is_awaited: self.awaited.contains_key(id),
         };
         let message = told.message();
-        // Those that there were when the program began are no news.
+        // Load balancers of an earlier run are not news.
         let before = of.balancers.get(id);
         if before.is_some() || !self.of_before.remove(id) {
             self.events.extend(event(cluster, before, Some(&message)));
@@ -107,7 +108,7 @@ impl Desk {
         if is_host && !self.settings.forwards() {
             return Some(Failure::new("NoPool", "the host no longer has a pool that it forwards from"));
         }
-        // The settings, or the address that it shares, may be others than when it got what it has.
+        // The settings, or the address that it shares, may have changed since the request was granted.
         if let Some(Err(failure)) =
             self.pools_of(record).into_iter().map(|pool| reserved(pool, met)).find(Result::is_err)
         {
@@ -122,7 +123,7 @@ impl Desk {
         None
     }
 
-    /// The pools of the addresses that a load balancer has, its own or another's.
+    /// Returns the pools of a load balancer's addresses, which may be those of the one that it shares with.
     fn pools_of(&self, record: &Record) -> Vec<&Pool> {
         let of = self.book.shared_by(record).unwrap_or(record);
         of.addresses.iter().filter_map(|held| self.settings.pool(&held.pool)).collect()
@@ -147,13 +148,13 @@ impl Desk {
         question.nodes(cluster.members.values())
     }
 
-    /// What the host forwards for a load balancer; nothing if it does not.
+    /// Returns the ports to forward for a load balancer; none if the host does not announce its address.
     fn forwarded(&self, record: &Record, nodes: &Nodes) -> Vec<Forwarded> {
         let Some(met) = record.met.as_ref().filter(|met| met.announcing == Announcing::Host) else {
             return Vec::new();
         };
         let primary = self.book.shared_by(record);
-        // One announcer at a time: that of whoever has the address.
+        // An address has one announcer at a time: the one that its owner requests. Sharers have to follow.
         if primary.is_some_and(|of| of.met.as_ref().is_none_or(|met| met.announcing != Announcing::Host)) {
             return Vec::new();
         }
@@ -186,7 +187,7 @@ impl Desk {
         all
     }
 
-    /// The nodes that are to be asked whether they have endpoints of a load balancer.
+    /// Returns the nodes to be asked whether they have endpoints of a load balancer.
     fn targets(&self, cluster: &str, record: &Record) -> Vec<Target> {
         let Some(of) = self.clusters.get(cluster) else { return Vec::new() };
         let met = record.met.as_ref();
@@ -221,7 +222,7 @@ impl Desk {
         members.filter_map(target).collect()
     }
 
-    /// What the agents of a cluster are to check.
+    /// Returns the health checks that the agents of a cluster are to make.
     fn wanted_checks(&self, cluster: &str) -> Vec<v1::HealthCheckTarget> {
         let check = |record: &Record| {
             let met = record.met.as_ref()?;
@@ -230,7 +231,8 @@ impl Desk {
         self.book.of_cluster(cluster).filter_map(check).collect()
     }
 
-    /// Says at which addresses it is to be looked who is there: those of the VMs of clusters that something is forwarded for.
+    /// Publishes the addresses to look up in the neighbour table: those of all VMs in clusters for which something is
+    /// forwarded.
     fn ask_for_neighbours(&self) {
         let forwards = |cluster: &&Cluster| !cluster.forwarded.is_empty();
         let members = self.clusters.values().filter(forwards).flat_map(|cluster| cluster.members.values());
@@ -243,13 +245,13 @@ impl Desk {
         self.parts.candidates.send_if_modified(|before| std::mem::replace(before, asked.clone()) != asked);
     }
 
-    /// Says what is to be forwarded, if that has changed.
+    /// Publishes the plan of what is to be forwarded, if it has changed.
     pub(super) async fn plan(&mut self) {
         self.ask_for_neighbours();
         let targets: Vec<_> =
             self.clusters.values().flat_map(|cluster| cluster.targets.iter().cloned()).collect();
         self.parts.targets.send_if_modified(|before| std::mem::replace(before, targets.clone()) != targets);
-        // Before it is known what was forwarded, nothing is taken away.
+        // As long as the note of an earlier run has not been read, no address may be removed.
         let is_known = matches!(self.store, Some(Ok(_)));
         if !is_known || !self.settings.forwards() && self.marked.is_none() {
             return;
@@ -300,7 +302,8 @@ impl Desk {
         }
     }
 
-    /// Whether the rules of an earlier run are to stay for now: agents have not had the time to answer, or to check.
+    /// Reports whether the rules of an earlier run stay for now, since agents have not yet had time to connect or to
+    /// check. At most for `GRACE` after the start.
     fn is_early(&self, plan: &Plan) -> bool {
         let forwards = |cluster: &&Cluster| !cluster.forwarded.is_empty();
         let mut members =
@@ -314,7 +317,7 @@ impl Desk {
         self.plan.number == 0 && self.marked.is_some() && is_incomplete && self.begun.elapsed() < GRACE
     }
 
-    /// What the interfaces of pools are to have: the addresses that something is forwarded from.
+    /// Returns the addresses that the interfaces of pools are to have: those from which a service is forwarded.
     fn interfaces(&self, services: &[Forwarded]) -> BTreeMap<String, Interface> {
         let mut interfaces: BTreeMap<String, Interface> = BTreeMap::new();
         for pool in &self.settings.pools {
@@ -328,7 +331,7 @@ impl Desk {
     }
 }
 
-/// How many load balancers of a cluster are ready, pending and failed.
+/// Counts the load balancers of a cluster that are ready, pending and failed.
 fn counts(balancers: &Journal<v1::LoadBalancer>) -> Counts {
     let of = |wanted: State| {
         let count = balancers.all().filter(|one| one.state() == wanted).count();
@@ -337,17 +340,17 @@ fn counts(balancers: &Journal<v1::LoadBalancer>) -> Counts {
     [of(State::Ready), of(State::Pending), of(State::Failed)]
 }
 
-/// Who may send to a load balancer.
+/// Returns the subnets that may send to a load balancer, or `None` if all may.
 fn sources(met: &Wanted) -> Option<Vec<Subnet>> {
     if met.sources.is_empty() {
         return None;
     }
-    // They were checked when they were read; one that is damaged lets nobody in.
+    // Sources were validated when they were parsed. A damaged one admits nobody.
     Some(met.sources.iter().filter_map(|text| Subnet::parse(text).ok()).collect())
 }
 
 impl Cluster {
-    /// Has its agents check these, if they are others than before.
+    /// Gives the agents these checks, with a new generation, if they differ from the present ones.
     fn give(&self, targets: Vec<v1::HealthCheckTarget>) {
         self.checks.send_if_modified(|checks| {
             if checks.targets == targets {

@@ -1,12 +1,13 @@
-//! Forwards from addresses of the host to nodes: tells the kernel what is planned, and sees to it that it stays so.
+//! Forwards from addresses of the host to nodes: puts the plan into the kernel, and keeps it in force.
 //!
 //! ```text
 //!  desk ──plan──▶ forwarder ──addresses──▶ interfaces
 //!   ▲                 │ └──rules (nft -f -)──▶ the table "guestlet"
-//!   └──in force, or why not─┘       └──looked at every few seconds: what somebody has changed is put back, and said once
+//!   └──in force, or why not─┘       └──checked every few seconds: foreign changes are undone, and logged once
 //! ```
 //!
-//! Rules and addresses stay when this program ends, so that a restart interrupts nobody; the next run replaces them.
+//! Rules and addresses stay when this program ends, so that a restart interrupts no traffic; the next run replaces
+//! them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,59 +29,59 @@ pub mod rules;
 
 use plan::{Interface, Owners, Plan};
 
-/// How long nft(8) may take.
+/// Timeout of one run of nft(8).
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Plans that come one after the other are put in force together.
+/// Time within which successive plans are put in force together.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// How often it is looked whether the rules are still there.
+/// Interval at which the rules in the kernel are checked.
 const LOOK: Duration = Duration::from_secs(5);
-/// When what has failed is tried again.
+/// Time after which a failure is retried.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// `ENODEV`
+/// `ENODEV`: the interface does not exist.
 const NO_DEVICE: i32 = 19;
 
-/// Advice, whatever nft(8) says, where the privilege is missing.
+/// Advice that precedes the error of nft(8) if the privilege is missing.
 const UNPRIVILEGED: &str =
     "guestlet-host lacks the privilege CAP_NET_ADMIN; its example drop-in forwarding.conf grants it";
 
-/// A plan, and how many there were before it.
+/// Plan with its sequence number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Numbered {
-    /// Grows with each plan. With 0 there is none, and nothing is touched.
+    /// Number that grows with each plan. At 0 there is no plan yet, and the kernel is left as it is.
     pub number: u64,
-    /// What is to be forwarded.
+    /// Services and addresses to put in force.
     pub plan: Arc<Plan>,
 }
 
-/// What is in force.
+/// Report of the forwarder on the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InForce {
-    /// The number of the plan.
+    /// Number of the plan that is in force.
     pub number: u64,
-    /// Why the newest one is not.
+    /// Reason why the newest plan is not in force, if so.
     pub problem: Option<String>,
-    /// How often somebody else had changed the rules.
+    /// Number of times that another program had changed the rules, and they were restored.
     pub repaired: u64,
 }
 
-/// Puts plans in force.
+/// Task that puts plans in force.
 #[derive(Debug)]
 pub struct Forwarder {
     nft: PathBuf,
     plans: watch::Receiver<Numbered>,
     told: watch::Sender<InForce>,
-    /// The plan whose rules were written last, and the words of the table as the kernel showed it then.
+    /// Plan whose rules were written last, and the words of the table as the kernel listed it right afterwards.
     written: Option<(Arc<Plan>, Vec<String>)>,
-    /// Whose each address, protocol and port was when rules were written last, in this run.
+    /// Load balancers by address, protocol and port, as of the last time that this run wrote rules.
     owners: Owners,
-    /// Destinations whose flows are to be forgotten yet.
+    /// Destinations whose connection tracking entries have yet to be removed.
     stale: BTreeSet<Destination>,
     is_said: bool,
 }
 
 impl Forwarder {
-    /// One that runs this program, and says in the returned channel what is in force.
+    /// Creates a forwarder that runs the program `nft`, and the channel that reports what is in force.
     pub fn new(nft: PathBuf, plans: watch::Receiver<Numbered>) -> (Self, watch::Receiver<InForce>) {
         let (told, hears) = watch::channel(InForce::default());
         (
@@ -124,7 +125,7 @@ impl Forwarder {
         }
     }
 
-    /// Completes when there is another plan, or the rules are not as they were written.
+    /// Completes when there is a new plan, or the rules in the kernel are no longer as they were written.
     async fn watch(&mut self, wanted: &Numbered) {
         let mut look = Instant::now() + LOOK;
         loop {
@@ -140,7 +141,7 @@ impl Forwarder {
             }
             match self.table().await {
                 Ok(now) if self.written.as_ref().is_some_and(|(_, written)| *written == now) => {}
-                // It is told why with the next try to write them.
+                // If the table cannot be listed, the reason is reported by the next attempt to write it.
                 Ok(_) | Err(program::Error::Failed { .. }) => {
                     self.told.send_modify(|told| told.repaired += 1);
                     if !std::mem::replace(&mut self.is_said, true) {
@@ -167,10 +168,10 @@ impl Forwarder {
         let now = plan.owners();
         let others = before.iter().filter(|(at, id)| now.get(*at) != Some(*id)).map(|(at, _)| *at);
         self.stale.extend(others);
-        // What comes to an address without its rules would reach the host's own programs.
+        // Addresses are removed before rules: traffic to an address without rules would reach programs on the host.
         let arranged = Arc::clone(plan);
         let taken = blocking::run(move || take(&arranged)).await;
-        // Where something else fails, it is tried again and again, and the table is as it is to be.
+        // After a failure elsewhere, this function runs again and again with a table that is already right.
         let is_there = self.is_there(plan).await;
         if !is_there {
             let text = if plan.is_empty() { rules::remove() } else { rules::replace(plan) };
@@ -196,8 +197,8 @@ impl Forwarder {
         taken.and(forgotten).and(given)
     }
 
-    /// Has the kernel forget flows to what is not forwarded any more, or is another load balancer's now: they would go on to the nodes that
-    /// they went to, whose cluster may be another.
+    /// Removes connection tracking entries of flows to destinations that are no longer forwarded, or that belong to
+    /// another load balancer now. Otherwise these flows would continue to their old nodes, perhaps of another cluster.
     async fn forget(&mut self) -> Result<(), String> {
         if self.stale.is_empty() {
             return Ok(());
@@ -229,7 +230,7 @@ impl Forwarder {
         }
     }
 
-    /// Whether the table has the rules of this plan, as they were written.
+    /// Reports whether the table still has the rules of this plan as they were written.
     async fn is_there(&self, plan: &Arc<Plan>) -> bool {
         match &self.written {
             Some((of, written)) if of == plan => self.table().await.is_ok_and(|now| now == *written),
@@ -237,7 +238,8 @@ impl Forwarder {
         }
     }
 
-    /// The words of the table, with the identity of each rule. Sorted, as the elements of sets are in no order.
+    /// Lists the words of the table, with the handle of each rule. They are sorted, since the elements of sets have no
+    /// order.
     async fn table(&self) -> Result<Vec<String>, program::Error> {
         let text = self.list().await?;
         let mut words: Vec<_> = text.split([' ', '\n', '\t', ',']).map(str::to_owned).collect();
@@ -257,7 +259,8 @@ impl Forwarder {
     }
 }
 
-/// Takes addresses away from interfaces that are this program's and not to be there. Goes on past a failure.
+/// Removes from interfaces the addresses that this program owns and that are not in the plan. Continues after a
+/// failure.
 fn take(plan: &Plan) -> Result<(), String> {
     let named: BTreeSet<&String> = plan.interfaces.keys().chain(plan.gone.keys()).collect();
     let nothing = Interface::default();
@@ -271,7 +274,7 @@ fn take(plan: &Plan) -> Result<(), String> {
         };
         let found = match interface_addresses::of(name) {
             Ok(found) => found,
-            // With the interface its addresses have gone.
+            // If the interface no longer exists, neither do its addresses.
             Err(error) if error.raw_os_error() == Some(NO_DEVICE) && addresses.is_empty() => continue,
             Err(error) => {
                 problems.push(format!("cannot look at the interface {name}: {error}"));
@@ -289,7 +292,7 @@ fn take(plan: &Plan) -> Result<(), String> {
     if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
 }
 
-/// Gives interfaces the addresses that they are to have. Goes on past a failure.
+/// Adds the planned addresses to interfaces. Continues after a failure.
 fn give(plan: &Plan) -> Result<(), String> {
     on_interfaces(plan, |name, Interface { addresses, .. }, found| {
         let missing = addresses.iter().filter(|address| !found.contains(address));
@@ -301,7 +304,7 @@ fn give(plan: &Plan) -> Result<(), String> {
     })
 }
 
-/// Refuses a plan whose packets the kernel would drop.
+/// Refuses a plan if IP forwarding is off and the kernel would drop its packets.
 fn kernel_forwards(plan: &Plan, root: &Root) -> Result<(), String> {
     let has_nodes = |is_ipv4: bool| {
         let nodes = plan.services.iter().flat_map(|service| &service.targets);
@@ -346,7 +349,7 @@ mod tests {
 
     use super::*;
 
-    /// An interface that is missing, or a kernel that does not forward, is looked at every few seconds.
+    /// While an interface is missing, or the kernel does not forward, only that is checked every few seconds.
     #[tokio::test]
     async fn the_table_is_not_written_again_for_what_else_is_missing() {
         let directory = tempfile::tempdir().unwrap();
@@ -370,13 +373,13 @@ mod tests {
             assert!(problem.contains("no-such-interface"), "{problem}");
         }
         assert_eq!(writes(), 1);
-        // Somebody else changes it.
+        // Another program changes the table.
         std::fs::write(path("table"), "table inet guestlet { } # handle 2").unwrap();
         forwarder.put_in_force(&plan).await.unwrap_err();
         assert_eq!(writes(), 2);
         forwarder.put_in_force(&plan).await.unwrap_err();
         assert_eq!(writes(), 2);
-        // What was there is another plan's.
+        // The existing rules belong to another plan.
         forwarder.put_in_force(&Arc::default()).await.unwrap();
         assert_eq!(writes(), 3);
         forwarder.put_in_force(&plan).await.unwrap_err();

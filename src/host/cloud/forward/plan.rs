@@ -1,4 +1,4 @@
-//! What is to be forwarded: from which address and port of the host to which nodes. Pure.
+//! Plan of what is forwarded from which address and port of the host to which nodes. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,72 +7,72 @@ use super::super::wanted::Protocol;
 use crate::addresses::{Range, Subnet};
 use crate::sys::connections::Destination;
 
-/// All of it.
+/// Complete target state of the kernel for this program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Each address, protocol and port once.
+    /// Ports to forward; each address, protocol and port occurs once.
     pub services: Vec<Forwarded>,
-    /// Interfaces whose addresses in these ranges are this program's to give and to take.
+    /// Interfaces by name. This program adds and removes their addresses in the given ranges.
     pub interfaces: BTreeMap<String, Interface>,
-    /// What else interfaces had from this program and are not to have any more, whatever the settings say of them now.
+    /// Other addresses that interfaces have had from this program and must lose, whatever the present settings say.
     pub gone: Given,
 }
 
-/// Addresses that interfaces have from this program, by their names.
+/// Addresses that interfaces have from this program, by the names of the interfaces.
 pub type Given = BTreeMap<String, BTreeSet<IpAddr>>;
 
-/// One port of one address.
+/// Forwarded port of one address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forwarded {
-    /// The load balancer: letters a–z and digits.
+    /// Identifier of the load balancer: letters a–z and digits.
     pub id: String,
-    /// The address of the host.
+    /// Address on the host.
     pub address: IpAddr,
-    /// What is spoken there.
+    /// Transport protocol of the port.
     pub protocol: Protocol,
-    /// The port of the host.
+    /// Port on the host.
     pub port: u16,
-    /// The port of the nodes.
+    /// Port on the nodes.
     pub node_port: u16,
-    /// Healthy nodes, and the subnets that they are in; all of the address's family.
+    /// Healthy nodes with their subnets; all of the same family as the address.
     pub targets: Vec<(IpAddr, Subnet)>,
-    /// Who may send to it; none: everybody.
+    /// Subnets that may send to it; `None`: all may.
     pub sources: Option<Vec<Subnet>>,
-    /// One client's connections go to the same node, as long as that is healthy.
+    /// True if all connections of a client go to the same node, for as long as that is healthy.
     pub sticks: bool,
 }
 
-/// The load balancers by their addresses, protocols and ports.
+/// Load balancers by address, protocol and port.
 pub type Owners = BTreeMap<Destination, String>;
 
-/// What an interface of the host is to have.
+/// Target state of one interface of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Other addresses in these are taken away from it.
+    /// Ranges that this program owns: any other address in them is removed from the interface.
     pub ranges: Vec<Range>,
-    /// The addresses.
+    /// Addresses that the interface is to have.
     pub addresses: BTreeSet<IpAddr>,
 }
 
 impl Plan {
-    /// Whether it needs no rules.
+    /// Reports whether the plan needs no rules.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.interfaces.is_empty()
     }
 
-    /// Whose each address, protocol and port is.
+    /// Returns the load balancer of each address, protocol and port.
     pub fn owners(&self) -> Owners {
         let of = |one: &Forwarded| ((one.address, one.protocol.number(), one.port), one.id.clone());
         self.services.iter().map(of).collect()
     }
 
-    /// The same by the interfaces.
+    /// Returns the addresses that interfaces get, by the names of the interfaces.
     pub fn given_to(&self) -> Given {
         let of = |(name, interface): (&String, &Interface)| (name.clone(), interface.addresses.clone());
         self.interfaces.iter().map(of).filter(|(_, addresses)| !addresses.is_empty()).collect()
     }
 
-    /// The addresses that are given to interfaces: nothing but what is forwarded is to be found at them.
+    /// Returns all addresses that interfaces get. Only forwarded ports may be reachable at them.
     pub fn given(&self) -> BTreeSet<IpAddr> {
         self.interfaces.values().flat_map(|interface| interface.addresses.iter().copied()).collect()
     }

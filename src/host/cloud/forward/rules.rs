@@ -1,16 +1,16 @@
-//! The rules by which the kernel forwards, in the language of nft(8). Pure.
+//! Rules by which the kernel forwards, in the language of nft(8). Pure.
 //!
 //! ```text
 //!  a packet that begins a connection, from outside or from this host
-//!    address, protocol and port are a service's ──▶ its chain: may this source send? ──▶ to a healthy node, chosen anew or by source
-//!    no healthy node, or another port of an address that was given to an interface  ──▶ refused, so that nobody waits
+//!    address, protocol and port are a service's ──▶ its chain: may this source send? ──▶ to a healthy node, random or by source
+//!    no healthy node, or another port of an address of an interface ──▶ refused, so that nobody waits
 //!  on its way to the node
-//!    the sender is in the node's own subnet, so that the answer would not come back this way ──▶ the host's address as its source
+//!    the sender is in the node's own subnet, so the answer would not return this way ──▶ the host's address as its source
 //!    all others ──▶ the sender's address stays
 //! ```
 //!
-//! Everything is in one table, which is replaced as a whole in one transaction; connections that there are go on. No other
-//! table is named.
+//! Everything is in one table, which is replaced as a whole in one transaction; existing connections continue. No
+//! other table is touched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -20,14 +20,14 @@ use super::super::wanted::Protocol;
 use super::plan::{Forwarded, Owners, Plan};
 use crate::addresses::number;
 
-/// The table, which is this program's alone.
+/// Name of the table, which only this program uses.
 pub const TABLE: &str = "guestlet";
-/// Among so many the nodes of a service are shared out whose clients stay with theirs.
+/// Slots among which the nodes of a service with sticky clients are distributed.
 const SLOTS: u32 = 256;
-/// The same in each run, so that clients stay with their nodes when rules are replaced.
+/// Seed of the hash: the same in each run, so that clients keep their nodes when rules are replaced.
 const SEED: u32 = 0x6775_6573;
 
-/// The names of a family's parts.
+/// Words and suffixes that nft(8) rules use for an address family.
 #[derive(Debug, Clone, Copy)]
 struct Family {
     is_ipv4: bool,
@@ -41,7 +41,7 @@ const FAMILIES: [Family; 2] = [
     Family { is_ipv4: false, suffix: '6', word: "ip6", kind: "ipv6_addr" },
 ];
 
-/// What has the kernel forward as planned, in the place of whatever it had before of this table.
+/// Returns the nft(8) input that replaces the whole table by the rules of a plan, in one transaction.
 pub fn replace(plan: &Plan) -> String {
     let mut text = remove();
     let _ = writeln!(text, "table inet {TABLE} {{");
@@ -58,7 +58,7 @@ pub fn replace(plan: &Plan) -> String {
     text
 }
 
-/// What removes the table, which need not be there.
+/// Returns the nft(8) input that removes the table. It first adds the table, so that it also succeeds without one.
 pub fn remove() -> String {
     format!("table inet {TABLE}\ndelete table inet {TABLE}\n")
 }
@@ -77,8 +77,8 @@ fn sets(text: &mut String, plan: &Plan, family: Family) {
             served.insert(format!("{key} : goto {}", name(service)));
         }
         for (address, subnet) in &service.targets {
-            // Of two that say otherwise the larger one counts: the set must not have both, and the sender's address is the
-            // only thing that is lost by it.
+            // Nodes may claim the same address with different subnets, and the set must not contain both. The larger one
+            // wins: all that this costs is the senders' addresses.
             let known = subnets.entry(*address).or_insert(*subnet);
             if subnet.range().len() > known.range().len() {
                 *known = *subnet;
@@ -139,10 +139,12 @@ fn chain(text: &mut String, service: &Forwarded) {
     text.push_str("  }\n");
 }
 
-/// Whose each address, protocol and port is in a table that nft(8) has listed: what an earlier run has written.
+/// Parses the load balancer of each address, protocol and port from a table listed by nft(8), as an earlier run
+/// wrote it.
 pub fn owners(listed: &str) -> Owners {
     let words: Vec<_> = listed.split([' ', '\n', '\t', ',']).filter(|word| !word.is_empty()).collect();
-    // Such as `192.0.2.1 . udp . 53 : goto lb_<id>_udp_53_4`; the chain names what nft(8) may write in another way.
+    // For example `192.0.2.1 . udp . 53 : goto lb_<id>_udp_53_4`. Protocol and port are taken from the name of the
+    // chain, since nft(8) may print them by other names.
     let owner = |words: &[&str]| {
         let [address, _, _, _, _, _, "goto", chain] = words else { return None };
         let mut parts = chain.strip_prefix("lb_")?.split('_');
@@ -153,7 +155,7 @@ pub fn owners(listed: &str) -> Owners {
     words.windows(8).filter_map(owner).collect()
 }
 
-/// The sources of a family, without those that are within others: nft(8) refuses a set whose intervals overlap.
+/// Returns the sources of a family, without those inside others: nft(8) refuses a set with overlapping intervals.
 fn disjoint(service: &Forwarded, is_ipv4: bool) -> String {
     let all = service.sources.iter().flatten().filter(|source| source.is_ipv4() == is_ipv4);
     let all: Vec<_> = all.collect();
@@ -165,11 +167,12 @@ fn disjoint(service: &Forwarded, is_ipv4: bool) -> String {
     kept.join(", ")
 }
 
-/// Which node has a slot: the one with the greatest number. When a node fails, only its own slots go to others.
+/// Chooses the node for a slot by rendezvous hashing: the node with the greatest weight. When a node fails, only
+/// its own slots move to other nodes.
 fn chosen(service: &Forwarded, slot: u32) -> usize {
     let weight = |address: IpAddr| {
         let bytes = number(address).to_be_bytes().into_iter().chain(slot.to_be_bytes());
-        // FNV-1a, and then mixed, for it hardly spreads the last bytes.
+        // FNV-1a with a final mix, since FNV-1a hardly spreads the last bytes.
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
@@ -180,8 +183,8 @@ fn chosen(service: &Forwarded, slot: u32) -> usize {
     targets.max_by_key(|(_, (address, _))| weight(*address)).map_or(0, |(at, _)| at)
 }
 
-/// The chains in which packets are looked at. `input` sees what was not forwarded and is for an address of the host, `forward`
-/// what is for an address that is only routed to it.
+/// Writes the chains that see packets. `input` sees unforwarded packets to an address of the host, and `forward`
+/// those to an address that is only routed to it.
 fn hooks(text: &mut String) {
     for (hook, head) in [
         ("prerouting", "type nat hook prerouting priority dstnat; policy accept;"),
@@ -199,7 +202,7 @@ fn hooks(text: &mut String) {
             let at = format!("{word} daddr . meta l4proto . th dport @unserved{suffix}");
             refuse(text, &at);
             if hook == "input" {
-                // An answer to this host itself comes to a port that nobody knows before.
+                // Answers to connections of this host itself are accepted: their ports are not known in advance.
                 refuse(
                     text,
                     &format!("ct state new {word} daddr @given{suffix} meta l4proto {{ tcp, udp }}"),

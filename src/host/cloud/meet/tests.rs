@@ -18,7 +18,7 @@ impl Host {
         Self { book: Book::new(Vec::new(), BTreeMap::new()), settings }
     }
 
-    /// What the desk does, without a disk.
+    /// Does what the desk does for a request, without a disk.
     fn ensure(&mut self, request: EnsureLoadBalancerRequest) -> Result<Vec<String>, &'static str> {
         let (service, wanted) = Wanted::read(request).unwrap();
         let known = self.book.find("dev", &service.uid).cloned();
@@ -78,7 +78,7 @@ fn addresses_that_are_asked_for_have_to_be_the_clusters_and_free() {
     assert_eq!(host.ensure(asked("b", "192.0.2.5")), Err("AddressInUse"));
     assert_eq!(host.ensure(asked("b", "198.51.100.1")), Err("AddressOutsidePools"));
     assert_eq!(host.ensure(asked("b", "203.0.113.1")), Err("AddressOutsidePools"));
-    // It may ask for another one, and for any: then it keeps the one that it has.
+    // It may request another address, or any: then it keeps the one that it has.
     assert_eq!(host.ensure(asked("a", "192.0.2.6")), Ok(vec!["192.0.2.6".into()]));
     assert_eq!(host.ensure(plain("a")), Ok(vec!["192.0.2.6".into()]));
     assert_eq!(host.ensure(asked("b", "192.0.2.5")), Ok(vec!["192.0.2.5".into()]));
@@ -120,7 +120,7 @@ fn an_address_is_shared_only_where_no_port_is_in_use() {
         one.announcing = v1::Announcing::None.into();
     });
     assert_eq!(host.ensure(differs), Err("AnnouncingDiffers"));
-    // UDP at the same number is another port.
+    // The same number with UDP is another port.
     let udp = ask("c", |one| {
         one.share_with = plain("a").service;
         one.ports = vec![v1::ServicePort { protocol: "UDP".into(), ..tcp(80, 30000) }];
@@ -161,9 +161,9 @@ fn the_host_forwards_only_from_pools_that_are_for_it() {
     assert_eq!(host.ensure(plain("a")), Ok(vec!["192.0.2.1".into()]));
     assert_eq!(host.ensure(by_host("b", 80)), Ok(vec!["198.51.100.1".into()]));
     assert_eq!(host.ensure(by_host("c", 22)), Err("PortReserved"));
-    // Who announces may change: then the address is another pool's.
+    // The announcer may change: the address then comes from another pool.
     assert_eq!(host.ensure(by_host("a", 80)), Ok(vec!["198.51.100.2".into()]));
-    // A pool that is taken out of the settings, or away from the cluster, takes nothing from those who have its addresses.
+    // Removing a pool from the settings, or from a cluster, takes no address from its present holders.
     host.settings.pools[0].clusters = Some(vec!["prod".parse().unwrap()]);
     host.ensure(by_host("b", 81)).unwrap();
     host.settings.pools.remove(1);

@@ -1,13 +1,14 @@
-//! What guest clusters have left that are gone: it is given back when none of a cluster's VMs has existed for some time.
+//! Releases the load balancers of deleted guest clusters, after none of a cluster's VMs has existed for some time.
 //!
 //! ```text
-//!  load balancers, and no VM is known ──the API lists none──▶ waiting ──none for so long, and none is listed now──▶ given back
+//!  load balancers, and no VM is known ──the API lists none──▶ waiting ──none for so long, and none is listed now──▶ released
 //!                ▲                                              │
-//!                └────────────── a VM is heard of or listed ────┘
+//!                └────── a VM is reported or listed ────────────┘
 //! ```
 //!
-//! That nothing is heard of VMs proves nothing, nor that none has a session: only a whole list of the API server does, made when
-//! the time begins and again when it is over. Without an answer everything stays. The time begins anew with each leader.
+//! Neither missing reports about VMs nor missing sessions prove anything. Only a complete list from the API server
+//! does, made once when the waiting time begins and again when it is over. Without an answer everything stays. The
+//! waiting time starts anew with each leader.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,17 +20,17 @@ use super::object::Object;
 use super::queue::Job;
 use super::{Done, Registry};
 
-/// Between two looks, at most and at least.
+/// Longest and shortest time between two looks.
 const SELDOM: Duration = Duration::from_secs(600);
 const OFTEN: Duration = Duration::from_millis(250);
-/// Looks while the time of a cluster runs.
+/// Looks during the waiting time of a cluster.
 const LOOKS: u32 = 4;
 
-/// Since when clusters have had no VMs, as far as that is proved.
+/// Times since which clusters have had no VMs, as proved by lists of the API server.
 #[derive(Debug)]
 pub(super) struct Abandoned {
     since: BTreeMap<String, Instant>,
-    /// When it is looked next.
+    /// Time of the next look.
     pub(super) next: Instant,
 }
 
@@ -40,27 +41,27 @@ impl Default for Abandoned {
 }
 
 impl Abandoned {
-    /// There is a VM of a cluster.
+    /// Notes that a VM of a cluster exists, which ends the cluster's waiting time.
     pub(super) fn has_vms(&mut self, cluster: &str) {
         self.since.remove(cluster);
     }
 }
 
-/// A list of the clusters that have VMs in a namespace.
+/// Result of listing the clusters that have VMs in a namespace.
 pub(super) struct Listed {
     namespace: String,
     begun: Instant,
-    /// Their names in that namespace, or why it is not known.
+    /// Names of the clusters within the namespace, or why they could not be listed.
     clusters: Result<BTreeSet<String>, String>,
 }
 
 impl Registry {
-    /// Looks which clusters have load balancers and no VMs, and has that proved.
+    /// Finds clusters that have load balancers and no known VM, and lists their VMs for proof.
     pub(super) fn look_for_abandoned(&mut self) {
         let after = self.settings.borrow().release_after;
         let pace = after.map_or(SELDOM, |after| (after / LOOKS).clamp(OFTEN, SELDOM));
         self.abandoned.next = Instant::now() + pace;
-        // Only who leads gives anything back, and whoever does not know all knows of nothing that it is missing.
+        // Only the leader releases anything, and with incomplete lists nothing can be said to be missing.
         let knows_all = self.members.is_complete() && self.balancers.standing == Standing::There;
         if after.is_none() || !knows_all || !self.api.is_changeable() {
             self.abandoned.since.clear();
@@ -78,14 +79,14 @@ impl Registry {
         }
     }
 
-    /// The clusters with load balancers that guestlet has made or taken over, of which no VM is known.
+    /// Returns the clusters without any known VM that have load balancers which guestlet has created or taken over.
     fn without_vms(&self) -> BTreeSet<String> {
         let objects = self.balancers.objects().filter(|object| is_ours(object));
         let without = objects.filter(|object| !self.members.has(&object.cluster));
         without.map(|object| object.cluster.clone()).collect()
     }
 
-    /// Gives back what clusters have left, of which no VM has existed for long enough.
+    /// Takes in a list. Releases the load balancers of clusters that have had no VM for long enough.
     pub(super) fn abandoned(&mut self, listed: Listed) {
         let Listed { namespace, begun, clusters } = listed;
         let there = match clusters {
@@ -136,7 +137,7 @@ impl Registry {
     }
 }
 
-/// Whether guestlet has made an object or taken it over, and nobody has deleted it yet.
+/// Reports whether guestlet has created an object or taken it over, and the object is not being deleted.
 fn is_ours(object: &Object) -> bool {
     !object.service.uid.is_empty() && !object.is_going()
 }

@@ -1,4 +1,4 @@
-//! Answers what the registry is asked.
+//! Answers requests to the registry.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::wire::proto::v1;
 
 impl Registry {
     pub(super) fn take(&mut self, request: Request) {
-        // Who asked may have gone.
+        // The receiver of a reply may have been dropped, so errors of sending are ignored.
         match request {
             Request::Instances(asker, position, reply) => {
                 let poll = self.known().map(|()| {
@@ -51,13 +51,13 @@ impl Registry {
                 });
                 drop(reply.send(poll));
             }
-            // Before all load balancers are known, it is not known what is to be checked.
+            // Until all load balancers are known, the set of checks is not known either.
             Request::Checks(..) if !self.has_begun && self.balancers.standing != Standing::Missing => {}
             Request::Checks(cluster, reply) => drop(reply.send(self.cluster(&cluster).checks.subscribe())),
             Request::Reported(asker, generation, results) | Request::Checked(asker, generation, results) => {
                 self.reported(&asker, generation, results);
             }
-            // Nothing is forwarded.
+            // The controller forwards no traffic, so reports on endpoints do not matter.
             Request::Endpoint(..) => {}
             Request::AllBalancers(reply) => drop(reply.send(self.all_balancers())),
             Request::AllPools(reply) => drop(reply.send(self.all_pools())),
@@ -69,7 +69,7 @@ impl Registry {
         }
     }
 
-    /// Whether it is known which VMs there are.
+    /// Checks that all VMs of the host cluster have been listed.
     fn known(&self) -> Result<(), Problem> {
         if self.members.is_complete() {
             return Ok(());
@@ -78,7 +78,7 @@ impl Registry {
         Err(Problem::Unavailable(words.to_owned()))
     }
 
-    /// Whether a VM may ask for load balancers, and it is known what there is.
+    /// Checks that a VM may request load balancers, and that all VMs and load balancers have been listed.
     fn admit(&self, asker: &Asker) -> Result<(), Problem> {
         self.settings.borrow().check_asker(&asker.cluster, &asker.vm).map_err(Problem::Denied)?;
         self.known()?;
@@ -89,7 +89,7 @@ impl Registry {
         }
     }
 
-    /// What people are told of all load balancers.
+    /// Describes all load balancers for people.
     fn all_balancers(&self) -> Vec<v1::ClusterLoadBalancer> {
         let told = |key: Key| {
             let load_balancer = self.message(&key)?;
@@ -112,7 +112,7 @@ impl Registry {
         self.balancers.keys(None).into_iter().filter_map(told).collect()
     }
 
-    /// What people are told of the pools.
+    /// Describes the pools, and problems with them, for people.
     fn all_pools(&self) -> v1::ListAddressPoolsResponse {
         let problems = match self.balancers.standing {
             Standing::There => Vec::new(),
@@ -125,7 +125,7 @@ impl Registry {
         v1::ListAddressPoolsResponse { pools, problems }
     }
 
-    /// Whether there is a VM, as the API server says now, whichever namespace it is in.
+    /// Asks the API server whether a VM exists, in any namespace, and answers the request later.
     fn instance(&mut self, asker: Asker, uid: String, reply: Reply<Result<Found, Problem>>) {
         let namespace = asker.cluster.split('/').next().unwrap_or_default().to_owned();
         let name = self.members.name(&asker.cluster, &uid).and_then(|name| name.split_once('/'));
@@ -133,12 +133,12 @@ impl Registry {
         let (lasting, done, cluster) = (self.lasting.clone(), self.done.clone(), asker.cluster);
         self.asking.children().spawn(async move {
             let facts = lasting.find(&namespace, name.as_deref(), &uid).await;
-            // Without a registry the program is ending.
+            // Fails only if the registry has ended: then the program is ending.
             drop(done.send(Done::Found(Box::new(Looked { cluster, uid, facts, reply }))).await);
         });
     }
 
-    /// Says what was found of a VM that was looked for.
+    /// Answers the question whether a VM exists.
     pub(super) fn looked(&self, looked: Looked) {
         let Looked { cluster, uid, facts, reply } = looked;
         let found = match facts {
@@ -146,7 +146,7 @@ impl Registry {
             Ok(Some(facts)) if facts.cluster == cluster => {
                 Ok(Found::There(Box::new(self.members.instance(&facts))))
             }
-            // What it is now is nothing for this cluster to know.
+            // This cluster may not learn anything else about a VM of another one.
             Ok(Some(_)) => {
                 Ok(Found::Unknown("a VM with this identifier is not one of this cluster".to_owned()))
             }
@@ -161,12 +161,12 @@ impl Registry {
     }
 }
 
-/// Why there are no load balancers, and what to do about it.
+/// Message that explains why there are no load balancers, and what to do about it.
 const MISSING: &str = "the host cluster gives no addresses to load balancers: it has no LoadBalancer (loadbalancer.harvesterhci.io), which \
      Harvester brings, or the controller has no right to it, which the manifests for Harvester bring; without them have MetalLB or \
      another one in the guest cluster serve Services, with a loadBalancerClass of its own";
 
-/// It is not known which load balancers there are.
+/// Returns the error for requests that arrive before all load balancers have been listed.
 fn unknown() -> Problem {
     let words = "the load balancers of the host cluster have not all been read yet; repeat the call";
     Problem::Unavailable(words.to_owned())

@@ -1,5 +1,5 @@
-//! The load balancers of all guest clusters, as they were last heard of or written, and what cannot be had of what clusters asked
-//! for. Pure. An object that was heard of is never put in the place of a newer one that was written.
+//! Load balancers of all guest clusters, as last read or written, and the requests of clusters that cannot be
+//! satisfied. Pure. An object from a watch never replaces a newer version that was written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,67 +11,69 @@ use super::object::{self, Object, Sharer};
 use crate::host::backends::kubevirt::balancers::{Balancer, Pool, Told};
 use crate::kubernetes::follow::Heard;
 
-/// Key of a load balancer: its cluster, and the UID of its Service or something that is none.
+/// Key of a load balancer: its cluster, and the UID of its Service. If the UID is unknown, `?` and the object's
+/// name.
 pub type Key = (String, String);
 
-/// Request of a Service that cannot be had.
+/// Request of a Service that cannot be satisfied now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Asked {
-    /// Whose it is.
+    /// Service that the request is for.
     pub service: Service,
-    /// What was asked for.
+    /// Requested configuration.
     pub wanted: Wanted,
-    /// Why it is not there.
+    /// Reason why the request cannot be satisfied now.
     pub failure: Failure,
 }
 
-/// Knowledge of load balancers in the host cluster.
+/// State of the knowledge about load balancers in the host cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// Nothing yet.
+    /// The load balancers have not been listed yet.
     #[default]
     Unknown,
-    /// The host cluster has none.
+    /// The host cluster does not support load balancers: their resource type is missing.
     Missing,
-    /// All.
+    /// All load balancers have been listed.
     There,
 }
 
-/// All of them.
+/// Index of all load balancers in the host cluster.
 #[derive(Debug, Default)]
 pub struct Balancers {
-    /// What is known.
+    /// Whether the load balancers have been listed.
     pub standing: Standing,
-    /// For the rules.
+    /// Records made from the objects, for the rules that are shared with single hosts.
     pub book: Book,
-    /// By namespace and name.
+    /// Objects by namespace and name.
     objects: BTreeMap<String, Object>,
-    /// The identifiers of the records that an object has in the book.
+    /// Identifiers of the records in the book that each object has.
     records: BTreeMap<String, Vec<String>>,
-    /// The objects of Services, and those whose address others share.
+    /// Objects by the keys of the Services that own them.
     own: BTreeMap<Key, String>,
-    /// More than one while a Service changes whose it shares.
+    /// Objects by the keys of the Services that share their addresses. A Service has more than one while it changes to
+    /// another.
     shared: BTreeMap<Key, BTreeSet<String>>,
-    /// The pools, if they are known.
+    /// Pools by name, once they have been listed.
     pub pools: Option<BTreeMap<String, Pool>>,
-    /// What cannot be had.
+    /// Requests that cannot be satisfied now, and are retried.
     pub asked: BTreeMap<Key, Asked>,
-    /// What is deleted as soon as Harvester has taken it up.
+    /// Released load balancers that are deleted as soon as Harvester has taken them up.
     pub leaving: BTreeMap<Key, Leaving>,
     changes: Changes,
 }
 
-/// Which objects have changed while some are listed, of which the answer may not know.
+/// Objects that have changed while a list is being read, whose answer may be older than the change.
 #[derive(Debug, Default)]
 struct Changes {
     count: u64,
-    /// Lists that are under way.
+    /// Number of lists that are being read.
     lists: usize,
-    /// What has changed since the first of them has begun, and when last.
+    /// Objects that have changed since the first of these lists began, with the count at the last change.
     last: BTreeMap<String, u64>,
 }
 
-/// When a list was begun.
+/// Count of changes at the time when a list began.
 #[derive(Debug)]
 #[must_use]
 pub struct Begun(u64);
@@ -84,7 +86,7 @@ impl Changes {
         }
     }
 
-    /// A list has ended; the objects that have changed since it began.
+    /// Ends a list. Returns the objects that have changed since it began.
     fn end(&mut self, begun: &Begun) -> BTreeSet<String> {
         let later = self.last.iter().filter(|(_, at)| **at > begun.0).map(|(id, _)| id.clone()).collect();
         self.lists = self.lists.saturating_sub(1);
@@ -96,12 +98,12 @@ impl Changes {
 }
 
 impl Balancers {
-    /// Takes in what is heard; the load balancers that it is about.
+    /// Takes in a report of a watch. Returns the keys of the affected load balancers.
     pub fn hear(&mut self, told: Told) -> BTreeSet<Key> {
         match told {
             Told::Missing => self.standing = Standing::Missing,
             Told::Pools(heard) => {
-                // Whether a cluster may have an address depends on the network of its pool.
+                // The network of its pool decides whether a cluster may have an address.
                 if self.hear_pools(heard) {
                     return self.keys(None);
                 }
@@ -112,7 +114,7 @@ impl Balancers {
                 let place = (metadata.namespace.as_ref(), metadata.name.as_ref());
                 let id = format!("{}/{}", place.0.unwrap_or(&empty), place.1.unwrap_or(&empty));
                 let is_it = |known: &Object| known.read.metadata.uid == one.metadata.uid;
-                // Another one may have its name by now.
+                // Another object may have this name by now.
                 if self.objects.get(&id).is_some_and(is_it) {
                     return self.drop(&id);
                 }
@@ -130,7 +132,7 @@ impl Balancers {
         BTreeSet::new()
     }
 
-    /// Takes in what is heard of pools; whether any is of another network now.
+    /// Takes in a report on pools. Returns whether the network of any pool has changed.
     fn hear_pools(&mut self, heard: Heard<Pool>) -> bool {
         let name = |pool: &Pool| pool.metadata.name.clone().unwrap_or_default();
         let network = |pool: &Pool| pool.spec.selector.network.clone();
@@ -154,7 +156,7 @@ impl Balancers {
         }
     }
 
-    /// Takes in an object that was heard of or written; the load balancers that it is about.
+    /// Takes in an object that was read or written. Returns the keys of the affected load balancers.
     pub fn put(&mut self, read: Balancer) -> BTreeSet<Key> {
         Object::of(read).map(|object| self.put_object(object)).unwrap_or_default()
     }
@@ -180,7 +182,7 @@ impl Balancers {
         about
     }
 
-    /// Takes out an object; the load balancers that it was about.
+    /// Removes an object. Returns the keys of the affected load balancers.
     pub fn drop(&mut self, id: &str) -> BTreeSet<Key> {
         self.changes.note(id);
         let Some(object) = self.objects.remove(id) else { return BTreeSet::new() };
@@ -202,18 +204,19 @@ impl Balancers {
         about
     }
 
-    /// Load balancers are listed from now on.
+    /// Notes that a list begins. From now on, changes are remembered until it ends.
     pub fn list_begins(&mut self) -> Begun {
         self.changes.lists += 1;
         Begun(self.changes.count)
     }
 
-    /// They could not be listed.
+    /// Notes that a list has failed.
     pub fn list_failed(&mut self, begun: &Begun) {
         self.changes.end(begun);
     }
 
-    /// Takes in a cluster's load balancers as they were listed: there are no others, but for those that have come meanwhile.
+    /// Takes in a complete list of a cluster's load balancers: others do not exist, except those that have changed
+    /// meanwhile.
     pub fn listed(&mut self, cluster: &str, begun: &Begun, all: Vec<Balancer>) -> BTreeSet<Key> {
         let later = self.changes.end(begun);
         let all = all.into_iter().filter_map(Object::of).filter(|object| !later.contains(&object.id()));
@@ -229,7 +232,7 @@ impl Balancers {
         about
     }
 
-    /// The object of a Service of its own: by its UID, or by the name that Harvester's cloud provider has given it.
+    /// Returns the object that a Service owns: by its UID, or else an unclaimed one by its name.
     pub fn own(&self, cluster: &str, service: &Service) -> Option<&Object> {
         match self.own.get(&(cluster.to_owned(), service.uid.clone())) {
             Some(id) => self.objects.get(id),
@@ -237,7 +240,8 @@ impl Balancers {
         }
     }
 
-    /// The object that Harvester's cloud provider has made for a Service, and that was not taken over yet.
+    /// Returns the object that Harvester's cloud provider has created for a Service and that has not been taken over
+    /// yet.
     pub fn unclaimed(&self, cluster: &str, service: &Service) -> Option<&Object> {
         let (namespace, label) = cluster.split_once('/')?;
         let object = self.objects.get(&format!("{namespace}/{}", object::name(label, service)))?;
@@ -247,8 +251,8 @@ impl Balancers {
         is_its.then_some(object)
     }
 
-    /// Whether an object that was not taken over yet is that of a Service which has asked for what it cannot have: then it is told
-    /// of as that Service's.
+    /// Reports whether an object that has not been taken over belongs to a Service whose request cannot be satisfied.
+    /// Such an object is reported as that Service's load balancer.
     pub fn is_asked_for(&self, object: &Object) -> bool {
         let is_its = |asked: &Asked| {
             let Service { namespace, name, .. } = &asked.service;
@@ -258,13 +262,13 @@ impl Balancers {
         object.service.uid.is_empty() && self.asked_of(&object.cluster).any(|(_, asked)| is_its(asked))
     }
 
-    /// What Services of a cluster have asked for and cannot have.
+    /// Returns the requests of a cluster that cannot be satisfied.
     pub fn asked_of<'b>(&'b self, cluster: &'b str) -> impl Iterator<Item = (&'b Key, &'b Asked)> {
         let of = (cluster.to_owned(), String::new());
         self.asked.range(of..).take_while(move |((of, _), _)| of == cluster)
     }
 
-    /// The objects of a Service of this name that nobody has taken over.
+    /// Returns the objects of a Service of this name that have not been taken over.
     pub fn of_before<'b>(
         &'b self,
         cluster: &'b str,
@@ -277,12 +281,12 @@ impl Balancers {
         })
     }
 
-    /// The object whose address a Service shares, and how.
+    /// Returns the object whose address a Service shares, with its entry there.
     pub fn shared(&self, cluster: &str, uid: &str) -> Option<(&Object, &Sharer)> {
         self.all_shared(cluster, uid).into_iter().next()
     }
 
-    /// The same, with those whose address it is to share no more.
+    /// Returns the same, including objects whose address the Service is about to stop sharing.
     pub fn all_shared(&self, cluster: &str, uid: &str) -> Vec<(&Object, &Sharer)> {
         let all = self.shared.get(&(cluster.to_owned(), uid.to_owned())).into_iter().flatten();
         let sharing = |id: &String| {
@@ -293,39 +297,40 @@ impl Balancers {
         all.filter_map(sharing).collect()
     }
 
-    /// All objects, by namespace and name.
+    /// Returns all objects, ordered by namespace and name.
     pub fn objects(&self) -> impl Iterator<Item = &Object> {
         self.objects.values()
     }
 
-    /// An object by namespace and name.
+    /// Returns an object by namespace and name.
     pub fn get(&self, id: &str) -> Option<&Object> {
         self.objects.get(id)
     }
 
-    /// The object that is known by this key.
+    /// Returns the object that is owned under this key.
     pub fn keyed(&self, key: &Key) -> Option<&Object> {
         self.objects.get(self.own.get(key)?)
     }
 
-    /// Whether the Service of this key is not kept any more for what it has, which its cluster is not told of then.
+    /// Reports whether the Service of this key no longer waits for its load balancer to be deleted. The load balancer
+    /// is then not reported to its cluster either.
     pub fn is_left(&self, key: &Key) -> bool {
         self.leaving.get(key).is_some_and(|leaving| leaving.is_left)
     }
 
-    /// Counts the Services of a cluster that have asked for what they cannot have.
+    /// Counts the requests of a cluster that cannot be satisfied now.
     pub fn count_asked(&self, cluster: &str) -> usize {
         self.asked_of(cluster).count()
     }
 
-    /// The keys of the load balancers of a cluster, or of all.
+    /// Returns the keys of the load balancers of a cluster, or of all clusters.
     pub fn keys(&self, cluster: Option<&str>) -> BTreeSet<Key> {
         let all = self.own.keys().chain(self.shared.keys()).chain(self.asked.keys());
         all.filter(|(of, _)| cluster.is_none_or(|cluster| of == cluster)).cloned().collect()
     }
 }
 
-/// The load balancers that an object is about.
+/// Returns the keys of the load balancers that an object provides: its own, and those of its sharers.
 fn keys(object: &Object) -> BTreeSet<Key> {
     let sharers = object.sharers.iter().flatten().map(|sharer| sharer.service.uid.clone());
     std::iter::once(object.key()).chain(sharers).map(|key| (object.cluster.clone(), key)).collect()

@@ -1,8 +1,9 @@
-//! Whether the cluster of a load balancer may be given what Harvester has written to it. Pure.
+//! Checks whether a cluster may be given the address that Harvester has assigned to its load balancer. Pure.
 //!
-//! Harvester chooses a network by names where none is asked for, and gives an address of its global pool whatever network that is
-//! of; webhooks before 1.9 put another network in the place of the one that is asked for. So nothing of it is handed on before it is
-//! known to be of the cluster's own networks, or of the pool that is for all.
+//! If no network is requested, Harvester chooses one by names. It takes addresses from its global pool whatever
+//! the network of that pool is. Before version 1.9, its webhooks replaced the requested network by another one.
+//! Therefore no address is passed on before it is known to belong to a network of the cluster, or to the pool for
+//! all clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,21 +12,21 @@ use super::super::meet::Failure;
 use super::object::{Address, Object};
 use crate::host::backends::kubevirt::balancers::{Pool, PoolScope, PoolSelector};
 
-/// What objects are checked against.
+/// Input of the checks.
 #[derive(Debug, Clone, Copy)]
 pub struct Ground<'g> {
-    /// The networks that VMs of the cluster are attached to; none before they are known.
+    /// Networks that VMs of the cluster are attached to; `None` until they are known.
     pub networks: Option<&'g BTreeSet<String>>,
-    /// The pools; none before they are known.
+    /// Pools by name; `None` until they are known.
     pub pools: Option<&'g BTreeMap<String, Pool>>,
 }
 
-/// Outcome of a check of what Harvester has written.
+/// Reason why an address is not passed on to its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Doubt {
-    /// It cannot be told yet.
+    /// The check is not possible yet: this is still unknown.
     Unknown(&'static str),
-    /// The cluster is not to have it.
+    /// The cluster must not get the address.
     Refused(Failure),
 }
 
@@ -33,7 +34,8 @@ impl Ground<'_> {
     /// Checks the network of a load balancer, and the pool of its address if it has one.
     ///
     /// # Errors
-    /// If its cluster is not to have it, in words that name nothing of others; or if that is not known.
+    /// If its cluster must not get the address, with a message that names nothing of others; or if that is unknown
+    /// yet.
     pub fn check(self, object: &Object) -> Result<(), Doubt> {
         let address = object.address();
         if matches!(address, Address::None(_)) {
@@ -58,7 +60,7 @@ impl Ground<'_> {
             return Ok(());
         }
         let pools = self.pools.ok_or(Doubt::Unknown("the pools of addresses"))?;
-        // One that is gone says nothing any more.
+        // A deleted pool no longer says anything about its network.
         let Some(selector) = pools.get(&pool).map(|pool| &pool.spec.selector) else { return Ok(()) };
         let of_pool = selector.network.as_str();
         if !asked.is_empty() && !of_pool.is_empty() && of_pool != asked {
@@ -68,8 +70,8 @@ impl Ground<'_> {
     }
 }
 
-/// Whether a pool is Harvester's global one. Whoever administers the host has made it for every cluster; the network that it names
-/// may be the same as the cluster's under another name.
+/// Reports whether a pool is Harvester's global one. The administrator of the host provides it for every cluster,
+/// and the network that it names may be the cluster's own under another name.
 fn is_for_all(selector: &PoolSelector) -> bool {
     let is_any = |scope: &PoolScope| {
         [&scope.project, &scope.namespace, &scope.guest_cluster].into_iter().all(|word| word == "*")
@@ -113,7 +115,7 @@ mod tests {
     use super::*;
     use crate::host::cloud::wanted::{Service, Wanted};
 
-    /// One with an address, of this network and pool as Harvester has written them.
+    /// Builds an object with an address, and with the network and pool that Harvester has written.
     fn given(asked: &str, network: &str, ip: &str, pool: &str) -> Object {
         let service = Service { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
         let wanted = Wanted { network: asked.into(), ..wanted() };
@@ -160,28 +162,28 @@ mod tests {
             ("", "ns/lan", "192.0.2.7", "any", ""),
             ("", "", "192.0.2.7", "any", ""),
             ("", "ns/lan", "192.0.2.7", "gone", ""),
-            // Harvester has taken another cluster's VMs for this one's.
+            // Harvester has confused another cluster's VMs with this one's.
             ("", "ns/wan", "192.0.2.7", "wan", "NetworkNotOfCluster"),
             ("", "ns/wan", "0.0.0.0", "", "NetworkNotOfCluster"),
             ("", "ns/lan", "192.0.2.7", "wan", "NetworkNotOfCluster"),
-            // The global pool is for all, but not in the place of a network that was asked for.
+            // The global pool is for all clusters, but does not replace a requested network.
             ("", "ns/lan", "192.0.2.7", "global", ""),
             ("ns/lan", "ns/lan", "192.0.2.7", "global", "NetworkDiffers"),
             ("", "", "192.0.2.7", "wan", "NetworkNotOfCluster"),
-            // A webhook has put another network in the place of the one that was asked for.
+            // A webhook has replaced the requested network by another one.
             ("ns/lan", "ns/wan", "192.0.2.7", "wan", "NetworkDiffers"),
             ("ns/lan", "", "192.0.2.7", "any", "NetworkDiffers"),
             ("ns/lan", "ns/lan", "192.0.2.7", "wan", "NetworkDiffers"),
             ("ns/lan", "ns/lan", "192.0.2.7", "any", ""),
             ("", "ns/lan", "127.0.0.1", "lan", "AddressUnusable"),
-            // It has none yet.
+            // It has no address yet.
             ("", "ns/wan", "", "", ""),
         ] {
             assert_eq!(reason(asked, network, ip, pool), expected, "{asked:?} {network:?} {ip} {pool}");
         }
     }
 
-    /// VMs that are attached to the pods' network alone.
+    /// The VMs are attached only to the pod network.
     #[test]
     fn a_cluster_without_networks_gets_nothing_of_any() {
         let (none, pools) = (BTreeSet::new(), pools());

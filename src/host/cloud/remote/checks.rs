@@ -1,7 +1,8 @@
-//! Health checks of load balancers: what the agents of a cluster are to check, and what follows of their reports. Whoever announces
-//! an address in the cluster chooses nodes by itself; the cluster is told which ones do not pass, and why.
+//! Health checks of load balancers: distributes the checks to the agents of a cluster, and evaluates their
+//! reports. The program that announces an address in the cluster chooses nodes by itself; the cluster learns which
+//! ones fail, and why.
 //!
-//! Nodes ask what is to be checked for the agents of their guests; agents report as any call of a guest goes.
+//! Nodes fetch the checks for the agents of their guests. Agents report like any other call of a guest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,42 +21,44 @@ use crate::host::for_guests::Checks;
 use crate::host::text;
 use crate::wire::proto::v1::{self, instance::Power};
 
-/// Seconds from one report of an agent to the next, if nothing changes: each of them costs the API server a look where its VM runs.
+/// Seconds between two reports of an agent if nothing changes. Each report makes the API server look up where its
+/// VM runs.
 const REPORT: u32 = 60;
-/// After so long without a report what was reported does not count any more.
+/// Age from which a report no longer counts.
 const STALE: Duration = Duration::from_secs(150);
-/// How often it is looked which reports count no more.
+/// Interval at which stale reports are looked for.
 pub(super) const LOOK: Duration = Duration::from_secs(10);
-/// Changes that may follow each other in a second without the number of a generation being that of a later run.
+/// Generations per second. As long as there are fewer changes, a later run never uses a number of an earlier one.
 const A_SECOND: u64 = 1 << 20;
 
-/// The checks of one cluster, and what was heard of them.
+/// Health checks of one cluster, and the latest reports on them.
 #[derive(Debug, Default)]
 pub(super) struct Probes {
-    /// By the UIDs of Services.
+    /// Checks by the UIDs of Services.
     targets: BTreeMap<String, v1::HealthCheckTarget>,
-    /// By lasting identifiers.
+    /// Reports of agents by the lasting identifiers of their VMs.
     reports: BTreeMap<String, Reported>,
-    /// Which VMs take traffic, by the UIDs of Services: as their cluster has said since this program began. They are in no object: of
-    /// a cluster with many Nodes and Services that would be much, and change all the time.
+    /// VMs that take traffic, by the UIDs of Services, as their cluster has reported them to this run of the program.
+    /// They are not stored in objects: for a cluster with many Nodes and Services that would be much data that changes
+    /// often.
     backends: BTreeMap<String, Arc<[String]>>,
 }
 
 impl Probes {
-    /// A Service's traffic goes to these VMs, or to all that are Nodes if there are none of them.
+    /// Sets the VMs that take the traffic of a Service. If `backends` is empty, all VMs that are Nodes do.
     pub(super) fn set_backends(&mut self, service: &str, backends: Vec<String>) {
-        // Those of all Services of a cluster are the same.
+        // The Services of a cluster usually have the same backends, so they share one allocation.
         let same = self.backends.values().next().filter(|known| ***known == *backends).cloned();
         self.backends.insert(service.to_owned(), same.unwrap_or_else(|| backends.into()));
     }
 
-    /// A VM runs no more: what it said counts no more.
+    /// Drops the report of a VM that no longer runs.
     pub(super) fn forget(&mut self, uid: &str) {
         self.reports.remove(uid);
     }
 
-    /// Which VMs take the traffic of a Service, and which of them do not pass. None where nothing is checked, or its cluster has not
-    /// said yet which VMs that are.
+    /// Returns how many VMs take the traffic of a Service, and which ones fail its check. Returns `None` if the
+    /// Service has no check, or its cluster has not reported its backends yet.
     fn judge<'i>(
         &self,
         service: &str,
@@ -85,7 +88,7 @@ impl Probes {
     }
 }
 
-/// What agents check for the load balancer that is known by this key; nothing if nothing is to be checked.
+/// Returns the check that agents make for the load balancer with this key, or `None` if it has no check.
 fn target(balancers: &Balancers, key: &Key) -> Option<v1::HealthCheckTarget> {
     let own = balancers.keyed(key).filter(|own| !own.is_going());
     let (object, wanted) = match (own, balancers.shared(&key.0, &key.1)) {
@@ -93,12 +96,12 @@ fn target(balancers: &Balancers, key: &Key) -> Option<v1::HealthCheckTarget> {
         (None, Some((other, sharer))) => (other, &sharer.wanted),
         (None, None) => return None,
     };
-    // It is told to agents of its cluster alone, so that the Service's own identifier tells it from others.
+    // Only agents of its cluster get this check, so the UID of the Service suffices as its identifier.
     let record = Record::new(key.1.clone(), String::new(), object.service.clone());
     health::target(&record, wanted, family(object, wanted)?)
 }
 
-/// The family of its address, or the one that is wanted before it has one.
+/// Returns the family of the address or, if there is none yet, the preferred one.
 fn family(object: &Object, wanted: &Wanted) -> Option<Family> {
     match object.address() {
         Address::Has(address, _) => Some(Family::of(address)),
@@ -106,14 +109,14 @@ fn family(object: &Object, wanted: &Wanted) -> Option<Family> {
     }
 }
 
-/// A generation that is later than those of runs before this one.
+/// Returns a generation that is later than `before` and those of earlier runs.
 fn next_generation(before: u64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     now.saturating_mul(A_SECOND).max(before.saturating_add(1))
 }
 
 impl Guests {
-    /// Has agents check these, if they are others than before.
+    /// Gives the agents the present checks, with a new generation, if they have changed.
     fn give(&self) {
         let targets: Vec<_> = self.probes.targets.values().cloned().collect();
         self.checks.send_if_modified(|checks| {
@@ -126,7 +129,7 @@ impl Guests {
         });
     }
 
-    /// Adds which nodes pass to what its cluster is told of a load balancer.
+    /// Adds healthy and failing nodes to the description of a load balancer for its cluster.
     pub(super) fn add_nodes(&self, service: &str, told: &mut v1::LoadBalancer) {
         if told.state() == v1::load_balancer::State::Ready
             && let Some((healthy, failing)) = self.probes.judge(service, self.instances.all())
@@ -135,14 +138,14 @@ impl Guests {
         }
     }
 
-    /// The UIDs of the Services that have health checks.
+    /// Returns the UIDs of the Services that have health checks.
     pub(super) fn checked(&self) -> impl Iterator<Item = &String> {
         self.probes.targets.keys()
     }
 }
 
 impl Registry {
-    /// Has agents check what these load balancers want checked now.
+    /// Updates the checks of these load balancers, and gives them to the agents.
     pub(super) fn follow_checks(&mut self, about: &BTreeSet<Key>) {
         let mut changed = BTreeSet::new();
         for key in about {
@@ -166,7 +169,7 @@ impl Registry {
         }
     }
 
-    /// An agent says what came of its checks. It says nothing of any other VM, whatever it says.
+    /// Takes in a report of an agent. Only the agent's own VM is affected, whatever the report contains.
     pub(super) fn reported(&mut self, asker: &Asker, generation: u64, results: Vec<v1::HealthCheckResult>) {
         let is_member = self.members.name(&asker.cluster, &asker.uid).is_some();
         let of = self.cluster(&asker.cluster);
@@ -184,14 +187,14 @@ impl Registry {
         }
     }
 
-    /// Tells a cluster anew of its load balancers with health checks.
+    /// Publishes the load balancers of a cluster that have health checks.
     pub(super) fn show_checked(&mut self, cluster: &str) {
         let checked = self.cluster(cluster).checked();
         let keys = checked.map(|uid| (cluster.to_owned(), uid.clone())).collect();
         self.show(keys);
     }
 
-    /// Tells clusters of reports that count no more, since nothing else comes of them.
+    /// Updates the published load balancers that have checks, so that reports which have become stale show.
     pub(super) fn look_at_reports(&mut self) {
         let checked = |cluster: &&String| self.clusters[*cluster].checked().next().is_some();
         let clusters: Vec<_> = self.clusters.keys().filter(checked).cloned().collect();
@@ -245,7 +248,7 @@ mod tests {
         };
         let mute = "ns/mute its agent has not reported the result of the health check yet; ns/paused the VM is paused";
         assert_eq!(told(&probes), (1, format!("ns/bad refused; {mute}")));
-        // What takes no traffic is not looked at, such as a Node that is excluded from load balancers.
+        // VMs that take no traffic are ignored, such as a Node that is excluded from load balancers.
         probes.set_backends("u", vec!["good".into(), "paused".into()]);
         assert_eq!(told(&probes), (1, "ns/paused the VM is paused".to_owned()));
         probes.set_backends("u", vec!["bad".into()]);

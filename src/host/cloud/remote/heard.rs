@@ -1,4 +1,4 @@
-//! What is heard of load balancers, and what clusters are told of them.
+//! Takes in reports on load balancers from the API server, and publishes them to clusters.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::wire::proto::v1;
 use crate::wire::proto::v1::load_balancer::State;
 
 impl Registry {
-    /// Takes in what is heard of load balancers and pools.
+    /// Takes in a report on load balancers or pools.
     pub(super) fn hear(&mut self, told: Told) {
         let is_of_pools = matches!(told, Told::Pools(_));
         let about = self.balancers.hear(told);
@@ -20,7 +20,7 @@ impl Registry {
         } else {
             about.iter().map(|(cluster, _)| cluster.clone()).collect()
         };
-        // That it has an address is to be said in it.
+        // An object that has just got its address must be updated to say so.
         let unsaid = about.iter().filter_map(|key| {
             let own = self.balancers.keyed(key).filter(|own| !own.is_going())?;
             let wanted = own.wanted.as_ref()?;
@@ -33,7 +33,7 @@ impl Registry {
             self.look_again(&cluster, is_of_pools);
         }
         for (key, service, wanted) in unsaid {
-            // What it could not have is not given up for that.
+            // A request that could not be satisfied takes precedence over the earlier configuration in the object.
             if !self.balancers.asked.contains_key(&key) {
                 self.again(&key.0, service, wanted);
             }
@@ -41,12 +41,12 @@ impl Registry {
         self.begin();
     }
 
-    /// From now on people are told of what changes, if all that there was has been heard of.
+    /// Starts reporting changes to people, once everything that existed before has been read.
     pub(super) fn begin(&mut self) {
         self.has_begun |= self.knows_networks && self.balancers.standing == Standing::There;
     }
 
-    /// Tells clusters of these load balancers, as they are now, and people of what has become of them.
+    /// Publishes the present state of these load balancers to their clusters, and reports changes to people.
     pub(super) fn show(&mut self, mut about: BTreeSet<Key>) {
         let twins: Vec<Key> = about.iter().filter_map(|key| self.twin(key)).collect();
         about.extend(twins);
@@ -55,7 +55,7 @@ impl Registry {
             let (now, is_left) = (self.message(&key), self.balancers.is_left(&key));
             let balancers = &mut self.cluster(&key.0).balancers;
             let before = balancers.get(&key.1);
-            // Of one whose Service is not kept any more people are told once.
+            // A load balancer whose Service no longer waits for it causes only one last event.
             let event = event(&key.0, before, now.as_ref()).filter(|_| !is_left || before.is_some());
             let now = now.filter(|_| !is_left);
             let before = before.map(v1::LoadBalancer::state);
@@ -79,7 +79,8 @@ impl Registry {
 }
 
 impl Registry {
-    /// The object that is told of as this one's, or by itself, according to whether this one cannot have what it asks for.
+    /// Returns the key of the unclaimed object that is reported either as this load balancer or by itself, depending
+    /// on whether this one's request can be satisfied.
     fn twin(&self, key: &Key) -> Option<Key> {
         let shown = self.clusters.get(&key.0)?.balancers.get(&key.1);
         let shown = shown.and_then(|shown| shown.service.as_ref()).map(Service::from);
@@ -88,10 +89,10 @@ impl Registry {
         Some((key.0.clone(), own.key()))
     }
 
-    /// Tells people of what has become of a load balancer. Those that there were when the program began are no news.
+    /// Reports a change of a load balancer to people. What existed at the start is not news.
     fn note(&self, event: Option<v1::LoadBalancerChanged>) {
         if let Some(event) = event.filter(|_| self.has_begun) {
-            // Who watches is not worth waiting for.
+            // Events are dropped if the channel is full: the registry does not wait for those who watch.
             if self.events.try_send(event).is_err() {
                 tracing::debug!("more becomes of load balancers than can be told");
             }
@@ -99,7 +100,7 @@ impl Registry {
     }
 }
 
-/// Where a state is counted.
+/// Returns the index at which a state is counted.
 fn place(state: State) -> usize {
     match state {
         State::Ready => 0,

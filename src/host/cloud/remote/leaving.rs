@@ -1,19 +1,19 @@
-//! Load balancers that are given back before Harvester has taken them up.
+//! Load balancers that are released before Harvester has taken them up.
 //!
 //! ```text
-//!  given back, no finalizer ──▶ leaving ──Harvester adds its finalizer──────────────▶ deleted, and its address with it
+//!  released, no finalizer ───▶ leaving ──Harvester adds its finalizer──────────────▶ deleted, and its address with it
 //!                                │  ▲                                          ▲
-//!              asked for again ──┘  └──30 s──▶ left: its Service is not kept ──┤
-//!                                                                              └── a person says so
+//!          requested again ──────┘  └──30 s──▶ left: its Service is not kept ──┤
+//!                                                                              └── a person removes it
 //! ```
 //!
-//! Harvester reserves an address for an object first, and adds its finalizer last. In between nothing says that it has begun, and of an
-//! object that goes then the address stays reserved for ever. That nothing is heard of Harvester's controller does not prove that none
-//! runs. So the object waits, however long that takes, which costs nobody anything: without a controller it has no address. Its Service
-//! waits for 30 s only. Who is to do something about it is told then.
+//! Harvester first reserves an address for an object, and adds its finalizer last. In between nothing shows that
+//! it has begun, and if the object is deleted then, the address stays reserved for ever. Silence of Harvester's
+//! controller does not prove that none runs. So the object waits for as long as it takes, which does no harm:
+//! without a controller it has no address. Its Service waits for only 30 s; then people are asked to look into it.
 //!
-//! It is not written down which ones leave. Of those that another replica finds no Service is known, and guestlet-ccm gives them back
-//! again.
+//! The list of leaving load balancers is not stored. Another replica finds them without a known Service, and
+//! guestlet-ccm releases them again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,28 +26,29 @@ use super::balancers::Key;
 use super::object::Object;
 use super::queue::Job;
 
-/// For how long a Service is kept for a load balancer that Harvester has not taken up.
+/// Time for which a Service waits for a load balancer that Harvester has not taken up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One that is given back, and not deleted yet.
+/// Load balancer that has been released, and is not deleted yet.
 #[derive(Debug, Clone)]
 pub struct Leaving {
-    /// Whose it is.
+    /// Service that had the load balancer.
     pub service: Service,
-    /// When it was given back.
+    /// Time of its release.
     since: Instant,
-    /// Its Service is not kept any more, and its cluster is not told of it.
+    /// True if its Service no longer waits for it, and it is no longer reported to its cluster.
     pub is_left: bool,
 }
 
 impl Registry {
-    /// What this key means is deleted as soon as Harvester has taken it up. Whether its Service is kept for it no more.
+    /// Schedules the load balancer of this key for deletion as soon as Harvester has taken it up. Returns whether its
+    /// Service has stopped waiting for it.
     pub(super) fn postpone(&mut self, key: Key, service: &Service) -> bool {
         let leaving = || Leaving { service: service.clone(), since: Instant::now(), is_left: false };
         self.balancers.leaving.entry(key).or_insert_with(leaving).is_left
     }
 
-    /// Deletes what is to go, of these load balancers, and was taken up meanwhile.
+    /// Deletes those of these load balancers that have been released and that Harvester has taken up meanwhile.
     pub(super) fn leave(&mut self, about: &BTreeSet<Key>) {
         for key in about {
             let Some(service) = self.balancers.leaving.get(key).map(|one| one.service.clone()) else {
@@ -60,7 +61,8 @@ impl Registry {
         }
     }
 
-    /// Tells people of those that Harvester has not taken up for too long, and lets their Services go.
+    /// Warns about load balancers that Harvester has not taken up for too long, and stops their Services from waiting
+    /// for them.
     pub(super) fn look_at_leaving(&mut self) {
         let now = Instant::now();
         let mut left = BTreeSet::new();
@@ -79,7 +81,7 @@ impl Registry {
     }
 }
 
-/// What people are told of an object that nobody takes up.
+/// Returns the message for people about a released object that Harvester does not take up.
 pub fn not_taken_up(object: &Object) -> String {
     format!(
         "its Service is gone, and Harvester's load balancer controller has not taken up the LoadBalancer {}: it is deleted when that has, \

@@ -1,7 +1,8 @@
-//! The VMs of guest clusters: what is heard of VirtualMachines, their runs, their guests and the nodes, made into what clusters are
-//! told. Pure.
+//! VMs of guest clusters: merges VirtualMachines, their instances, their Guest objects and the Nodes of the host
+//! cluster into the description of each VM for its cluster. Pure.
 //!
-//! Nothing is told before all four were listed once: a VM of which only a part is known would be told as something that it is not.
+//! Nothing is published before all four kinds have been listed once: an incompletely known VM would be described
+//! wrongly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,19 +16,19 @@ use crate::kubernetes::follow::Heard;
 use crate::wire::guest_object::Guest;
 use crate::wire::proto::v1::{self, PowerState, instance::Power};
 
-/// The Node as the agent in a guest tells it, as its host half has written it.
+/// Report of an agent on the Node that its guest is, as its host half has written it to the Guest object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// Namespace and name of its run.
+    /// Namespace and name of the VM's run.
     pub name: String,
-    /// The UID of that: a run that came after it under the same name has said nothing yet.
+    /// UID of the run. The report says nothing about a later run of the same name.
     pub run: String,
-    /// The name of its Node.
+    /// Name of the Node in the guest cluster; may be empty.
     pub node: String,
 }
 
 impl Report {
-    /// That of a Guest object; none if it says nothing of use.
+    /// Parses a Guest object. Returns `None` if it belongs to no run of a VM.
     pub fn of(guest: Guest) -> Option<Self> {
         let metadata = guest.metadata;
         let owners = metadata.owner_references.unwrap_or_default();
@@ -38,63 +39,63 @@ impl Report {
     }
 }
 
-/// A node of the host cluster.
+/// Node of the host cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Its name.
+    /// Name of the Node.
     pub name: String,
-    /// Its labels.
+    /// Labels of the Node, which give region and zone among others.
     pub labels: Labels,
 }
 
 type Labels = BTreeMap<String, String>;
 
 impl Host {
-    /// That of a Node; none if it has no name.
+    /// Parses a Node. Returns `None` if it has no name.
     pub fn of(node: Labelled) -> Option<Self> {
         Some(Self { name: node.metadata.name?, labels: node.metadata.labels.unwrap_or_default() })
     }
 }
 
-/// What is known.
+/// Index of the VMs of all guest clusters.
 #[derive(Debug, Default)]
 pub struct Members {
-    /// VirtualMachines and their runs, by name.
+    /// VirtualMachines, and their runs, by name.
     vms: [BTreeMap<String, Arc<Facts>>; 2],
-    /// By the names of the runs.
+    /// Reports of guests, by the names of their runs.
     reports: BTreeMap<String, Report>,
-    /// The labels of Nodes of the host cluster.
+    /// Nodes of the host cluster by name.
     hosts: BTreeMap<String, Host>,
-    /// Which labels clusters are told, beside region and zone.
+    /// Further labels of Nodes that are passed to clusters, besides region and zone.
     further: Vec<String>,
-    /// VirtualMachines, runs, guests, Nodes.
+    /// Which kinds have been listed: VirtualMachines, runs, Guest objects, Nodes.
     heard: [bool; 4],
-    /// All was told once.
+    /// True once everything has been listed and published.
     has_begun: bool,
-    /// Those that are told, by cluster and lasting identifier; their names.
+    /// Names of the published VMs, by cluster and lasting identifier.
     told: BTreeMap<String, BTreeMap<String, String>>,
-    /// The cluster and the lasting identifier of each of them, by name.
+    /// Cluster and lasting identifier of each published VM, by name.
     by_name: BTreeMap<String, (String, String)>,
-    /// The networks that a cluster's VMs are attached to.
+    /// Networks that VMs are attached to, by cluster and lasting identifier.
     networks: BTreeMap<String, BTreeMap<String, BTreeSet<String>>>,
 }
 
-/// News of a VM of a cluster.
+/// Change of a VM, to be published to its cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub enum News {
-    /// It is so now; it may have been so before.
+    /// The VM exists, and is described like this now. It may have been published before.
     There(String, Box<v1::Instance>),
-    /// The cluster has none any more with this lasting identifier.
+    /// The cluster no longer has a VM with this lasting identifier.
     Gone(String, String),
 }
 
 impl Members {
-    /// Whether everything was listed once.
+    /// Reports whether all four kinds of objects have been listed once.
     pub fn is_complete(&self) -> bool {
         self.heard == [true; 4]
     }
 
-    /// Takes in what is heard of VirtualMachines or their runs.
+    /// Takes in a report on VirtualMachines or their runs. Returns the resulting news.
     pub fn hear_vms(&mut self, kind: Kind, heard: Heard<Arc<Facts>>) -> Vec<News> {
         let known = &mut self.vms[kind as usize];
         let changed = keep(known, heard, |facts| facts.name.clone());
@@ -102,17 +103,17 @@ impl Members {
         self.tell(changed)
     }
 
-    /// Takes in what is heard of guests.
+    /// Takes in a report on Guest objects. Returns the resulting news.
     pub fn hear_reports(&mut self, heard: Heard<Report>) -> Vec<News> {
         let changed = keep(&mut self.reports, heard, |report| report.name.clone());
         self.heard[2] = true;
         self.tell(changed)
     }
 
-    /// Takes in what is heard of the host cluster's Nodes.
+    /// Takes in a report on Nodes of the host cluster. Returns the resulting news.
     pub fn hear_hosts(&mut self, heard: Heard<Host>) -> Vec<News> {
         self.heard[3] = true;
-        // Much else of a Node changes now and then.
+        // Other fields of a Node change often, and do not matter here.
         if let Heard::There(host) = &heard
             && self.hosts.get(&host.name) == Some(host)
         {
@@ -122,7 +123,7 @@ impl Members {
         self.moved(|node| changed.contains(node))
     }
 
-    /// Which labels of Nodes clusters are told, beside region and zone.
+    /// Sets the labels of Nodes that are passed to clusters, besides region and zone. Returns the resulting news.
     pub fn set_labels(&mut self, further: &[String]) -> Vec<News> {
         if self.further == further {
             return Vec::new();
@@ -131,19 +132,19 @@ impl Members {
         self.moved(|_| true)
     }
 
-    /// What is told anew of VMs on such nodes.
+    /// Publishes again the VMs on the nodes that `is_such` selects.
     fn moved(&mut self, is_such: impl Fn(&String) -> bool) -> Vec<News> {
         let names = self.vms.iter().flat_map(BTreeMap::values).filter(|facts| is_such(&facts.node));
         let names = names.map(|facts| facts.name.clone()).collect();
         self.tell(names)
     }
 
-    /// The name of the VM of a cluster with this lasting identifier.
+    /// Returns the name of the VM of a cluster with this lasting identifier.
     pub fn name(&self, cluster: &str, uid: &str) -> Option<&str> {
         self.told.get(cluster)?.get(uid).map(String::as_str)
     }
 
-    /// Whether a cluster has VMs.
+    /// Reports whether a cluster has VMs.
     pub fn has(&self, cluster: &str) -> bool {
         self.told.get(cluster).is_some_and(|of| !of.is_empty())
     }
@@ -153,23 +154,23 @@ impl Members {
         self.told.get(cluster).map_or(0, BTreeMap::len)
     }
 
-    /// The networks that VMs of a cluster are attached to.
+    /// Returns the networks that VMs of a cluster are attached to.
     pub fn networks(&self, cluster: &str) -> BTreeSet<String> {
         self.networks.get(cluster).into_iter().flat_map(BTreeMap::values).flatten().cloned().collect()
     }
 
-    /// What counts of a VM: its run, if there is one.
+    /// Returns the facts that count for a VM: those of its run, or else those of the VirtualMachine.
     fn facts(&self, name: &str) -> Option<&Arc<Facts>> {
         let [wanted, runs] = &self.vms;
         runs.get(name).or_else(|| wanted.get(name))
     }
 
-    /// What is told of these VMs.
+    /// Returns the news for these VMs, and remembers which VMs are published.
     fn tell(&mut self, names: BTreeSet<String>) -> Vec<News> {
         if !self.is_complete() {
             return Vec::new();
         }
-        // What was heard before all was complete is told with the last of it.
+        // The first time, everything that was read before the lists were complete is published.
         let all: BTreeSet<String> = if std::mem::replace(&mut self.has_begun, true) {
             names
         } else {
@@ -196,7 +197,7 @@ impl Members {
 
     fn forget(&mut self, name: &str, (cluster, uid): (String, String)) -> Option<News> {
         let of = self.told.get_mut(&cluster)?;
-        // Another VM may be told by its identifier by now.
+        // Another VM may be published with this identifier by now.
         of.get(&uid).filter(|known| *known == name)?;
         of.remove(&uid);
         if let Some(networks) = self.networks.get_mut(&cluster) {
@@ -205,7 +206,7 @@ impl Members {
         Some(News::Gone(cluster, uid))
     }
 
-    /// A VM as its cluster is told of it, by what is known of it now.
+    /// Describes a VM for its cluster, by what is known now.
     pub fn instance(&self, facts: &Facts) -> v1::Instance {
         let is_on = facts.power == PowerState::Running || facts.power == PowerState::Paused;
         let report =
@@ -231,7 +232,7 @@ impl Members {
     }
 }
 
-/// Takes in what is heard; what may have changed by it.
+/// Takes in a report of a watch. Returns the names of the things that may have changed.
 fn keep<T>(
     known: &mut BTreeMap<String, T>,
     heard: Heard<T>,

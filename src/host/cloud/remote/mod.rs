@@ -1,5 +1,5 @@
-//! What guest clusters are told whose VMs are those of a whole host cluster: by the controller, which has no session with any of
-//! them. Nothing of it is written down here, since all of it is in the API of the host cluster.
+//! The same services for guest clusters whose VMs run in a whole host cluster. The controller provides them; it
+//! has no session with any of the VMs. Nothing is stored here, since everything is in the API of the host cluster.
 //!
 //! ```text
 //!  VirtualMachines, their runs, Guests, Nodes ──follow──▶ members ────┐
@@ -9,15 +9,16 @@
 //!  pure: members, object, balancers, queue, plan, pools, check, told
 //! ```
 //!
-//! One task, the [`Registry`], owns what is known, and waits for nothing but news: what has to be asked of the API server is asked
-//! beside it.
+//! One task, the [`Registry`], owns the state, and waits only for messages. Calls to the API server run in tasks
+//! of their own.
 //!
-//! Load balancers are Harvester's objects: it gives them addresses. Whose they are and what is wanted of them is in them
-//! ([`object`]), so that its own cloud provider, and people, find them as theirs. What cannot be had is remembered here alone, and
-//! asked for anew by the clusters when another replica leads.
+//! Load balancers are Harvester's objects, to which Harvester assigns addresses. Each object contains its Service
+//! and the requested configuration ([`object`]), so that Harvester's own cloud provider and people recognise it.
+//! Requests that cannot be satisfied are remembered only in memory: the clusters repeat them when another replica
+//! becomes the leader.
 //!
-//! To add a setting of a load balancer: see [`super`]; all of [`Wanted`](super::wanted::Wanted) but what only whoever forwards uses
-//! is kept in an object.
+//! To add a setting of a load balancer, see [`super`]. An object stores all of [`Wanted`](super::wanted::Wanted)
+//! except what only a forwarding host uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -69,26 +70,26 @@ use checks::Probes;
 use members::{Host, Members, News, Report};
 use queue::{Job, Outcome, Queue};
 
-/// Events that wait to be told.
+/// Events that wait to be sent. Further ones are dropped.
 const EVENTS: usize = 1024;
 
-/// Parts that the registry works with.
+/// Channels and settings that the registry works with.
 pub struct Parts {
-    /// This run.
+    /// Identity and metrics of this run of the host half.
     pub half: Arc<Half>,
-    /// The API server.
+    /// Client of the host cluster's API server.
     pub cluster: Cluster,
-    /// What clusters may.
+    /// Policies of clusters, replaced on a reload.
     pub settings: watch::Receiver<Arc<Settings>>,
-    /// What of VMs the settings say.
+    /// Settings of the backend that concern VMs, such as the labels of Nodes to pass on.
     pub options: watch::Receiver<Options>,
-    /// What is heard of VMs.
+    /// Facts about VMs, as the backend reads them.
     pub facts: mpsc::Receiver<Fact>,
-    /// Tells people what has become of load balancers.
+    /// Fleet that passes events on load balancers to people.
     pub fleet: fleet::Handle,
 }
 
-/// The task.
+/// Task that owns the load balancers of all guest clusters.
 pub struct Registry {
     half: Arc<Half>,
     api: Cluster,
@@ -100,43 +101,43 @@ pub struct Registry {
     lasting: Lasting,
     balancers: Balancers,
     clusters: BTreeMap<String, Guests>,
-    /// It is known which networks the VMs of each cluster are attached to.
+    /// True once the networks of the VMs of all clusters are known.
     knows_networks: bool,
-    /// People are told of what changes.
+    /// True once changes are reported to people: what exists at the start is not news.
     has_begun: bool,
     events: mpsc::Sender<v1::LoadBalancerChanged>,
     abandoned: Abandoned,
     counts: Counts,
-    /// What is asked of the API server for those who wait, and where it says what has come of it.
+    /// Tasks that call the API server, and the channel for their results.
     asking: Scope,
     done: mpsc::Sender<Done>,
     dones: mpsc::Receiver<Done>,
 }
 
-/// What a guest cluster is told.
+/// State of one guest cluster.
 struct Guests {
     instances: Journal<v1::Instance>,
     balancers: Journal<v1::LoadBalancer>,
     queue: Queue,
-    /// Those that its VMs are attached to, as it was told of them.
+    /// Networks that its VMs are attached to, as of its last published VMs.
     networks: BTreeSet<String>,
     probes: Probes,
-    /// What its agents are to check.
+    /// Health checks for its agents.
     checks: watch::Sender<Arc<Checks>>,
 }
 
-/// What was asked of the API server, and has come of it.
+/// Result of a call to the API server.
 enum Done {
     Found(Box<Looked>),
-    /// A step of what is to be done for a cluster.
+    /// Outcome of a step of a job for a cluster.
     Step(String, Box<Job>, Outcome),
-    /// Whether clusters have VMs.
+    /// Clusters of a namespace that have VMs.
     Abandoned(abandoned::Listed),
-    /// All load balancers of a cluster.
+    /// All load balancers of a cluster, for a client.
     Listed(String, Result<Vec<Balancer>, VolumeError>, Begun, Reply<Result<Vec<v1::LoadBalancer>, Problem>>),
 }
 
-/// A VM that was looked for.
+/// Result of looking up a VM.
 struct Looked {
     cluster: String,
     uid: String,
@@ -144,24 +145,25 @@ struct Looked {
     reply: Reply<Result<Found, Problem>>,
 }
 
-/// What is heard beside VMs and load balancers.
+/// Report of a watch of Guest objects or Nodes.
 enum Beside {
     Report(Heard<Report>),
     Host(Heard<Host>),
 }
 
 impl Registry {
-    /// One, and what asks it once it runs.
+    /// Creates the registry, and the handle that sends requests to it once it runs.
     pub fn new(parts: Parts) -> (Self, Handle) {
         let (requests, inbox) = mpsc::channel(INBOX);
         let Parts { half, cluster, settings, options, facts, fleet } = parts;
         let (done, dones) = mpsc::channel(INBOX);
         let (events, mut told) = mpsc::channel(EVENTS);
         let asking = Scope::new();
-        // Beside the task: the fleet answers nobody before it knows all VMs, of which it is told by who waits for the task.
+        // In a task of its own, to avoid a deadlock: the fleet answers nobody before it knows all VMs, and the sender of
+        // these VMs waits for the registry.
         asking.children().spawn(async move {
             while let Some(event) = told.recv().await {
-                // Without a fleet nobody watches.
+                // Fails only if the fleet has ended: then nobody watches.
                 fleet.note(String::new(), Kind::LoadBalancerChanged(event)).await.ok();
             }
         });
@@ -189,7 +191,7 @@ impl Registry {
         (registry, Handle::new(requests))
     }
 
-    /// Runs until `shutdown`.
+    /// Serves requests and reports until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let work = async {
             let mut told = Box::pin(self.told());
@@ -225,11 +227,11 @@ impl Registry {
                 }
             }
         };
-        // Boxed: it is large, and there is one.
+        // Boxed because it is large; it is allocated only once.
         shutdown.run_until_cancelled_owned(Box::pin(work)).await;
     }
 
-    /// Takes in what has come of what was asked of the API server.
+    /// Takes in the result of a call to the API server.
     fn take_in(&mut self, done: Done) {
         match done {
             Done::Found(looked) => self.looked(*looked),
@@ -239,7 +241,7 @@ impl Registry {
         }
     }
 
-    /// All that is heard beside VMs, as it comes.
+    /// Follows the Guest objects and Nodes of the host cluster.
     fn told(&self) -> impl Stream<Item = Beside> + Send + use<> {
         let client = self.api.client();
         let guests = follow(
@@ -269,7 +271,7 @@ impl Registry {
         self.tell(news);
     }
 
-    /// The guest cluster of this name, which is known from now on.
+    /// Returns the guest cluster of this name, and adds it if it is new.
     fn cluster(&mut self, name: &str) -> &mut Guests {
         let run = &self.half.host.instance_id;
         self.clusters.entry(name.to_owned()).or_insert_with(|| Guests {
@@ -282,7 +284,7 @@ impl Registry {
         })
     }
 
-    /// Tells clusters of their VMs.
+    /// Publishes changes of VMs to their clusters.
     fn tell(&mut self, news: Vec<News>) {
         let mut changed = BTreeSet::new();
         for one in news {
@@ -306,7 +308,7 @@ impl Registry {
         }
         for cluster in changed {
             self.cluster(&cluster).instances.tell();
-            // Its VMs may be attached to other networks by now.
+            // The VMs may be attached to other networks now.
             let networks = self.members.networks(&cluster);
             let of = self.cluster(&cluster);
             let has_moved = of.networks != networks;
@@ -325,7 +327,7 @@ impl Registry {
         }
     }
 
-    /// The load balancer that is known by this key, as its cluster is told of it.
+    /// Describes the load balancer with this key for its cluster, including its nodes.
     fn message(&self, key: &Key) -> Option<v1::LoadBalancer> {
         let empty = BTreeSet::new();
         let networks = self.clusters.get(&key.0).map_or(&empty, |cluster| &cluster.networks);

@@ -1,14 +1,16 @@
-//! A load balancer of a guest cluster as the host cluster's API has it: whose it is, and what its cluster has wanted of it. Pure.
+//! Load balancer of a guest cluster as an object in the host cluster's API: its Service, and the requested
+//! configuration. Pure.
 //!
 //! | where | what |
 //! |---|---|
-//! | name, labels `cloudprovider.harvesterhci.io/…` | whose it is: as Harvester's cloud provider writes them, so that it finds its own again |
+//! | name, labels `cloudprovider.harvesterhci.io/…` | the Service, as Harvester's cloud provider writes it and finds it |
 //! | annotations `loadbalancer.harvesterhci.io/…` | cluster and network, by which Harvester chooses a pool |
 //! | `guestlet.io/service-uid` | the UID of the Service |
-//! | `guestlet.io/wanted` | what is wanted of it |
-//! | `guestlet.io/sharers` | the Services that share its address, and what is wanted of those |
+//! | `guestlet.io/wanted` | the requested configuration |
+//! | `guestlet.io/sharers` | the Services that share its address, with the configurations that they request |
 //!
-//! One without ours was made by Harvester's cloud provider, and is taken over under its name when its Service is asked for.
+//! An object without guestlet's annotations was created by Harvester's cloud provider. It is taken over under its
+//! name when its Service requests a load balancer.
 
 use std::net::IpAddr;
 
@@ -23,56 +25,56 @@ use crate::sys::crc32;
 
 const NAMESPACE: &str = "cloudprovider.harvesterhci.io/serviceNamespace";
 const NAME: &str = "cloudprovider.harvesterhci.io/serviceName";
-/// The network that was asked for, as Harvester's cloud provider remembers it.
+/// Annotation with the requested network, as Harvester's cloud provider writes it.
 const ASKED_NETWORK: &str = "cloudprovider.harvesterhci.io/lb-network";
 const OF_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
 const NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 const UID: &str = "guestlet.io/service-uid";
 const WANTED: &str = "guestlet.io/wanted";
 const SHARERS: &str = "guestlet.io/sharers";
-/// What Harvester says instead of an address where somebody else gets one by DHCP.
+/// Address that Harvester reports where the announcer gets the real one by DHCP.
 const BY_DHCP: &str = "0.0.0.0";
-/// The longest name, and how much of it says whose it is.
+/// Longest name, and the longest part of it that names the Service; a checksum follows.
 const LONGEST: usize = 63;
 const LONGEST_BASE: usize = 55;
 
-/// A Service that shares an address, and what is wanted of it.
+/// Service that shares an address, with its configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sharer {
-    /// Whose it is.
+    /// Service that shares the address.
     pub service: Service,
-    /// What is wanted.
+    /// Configuration that the Service requests.
     pub wanted: Wanted,
 }
 
-/// A load balancer, as far as it is understood.
+/// Load balancer object, parsed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object {
-    /// As it was read.
+    /// Object as it was read.
     pub read: Balancer,
-    /// Namespace and name of its cluster.
+    /// Namespace and name of the guest cluster.
     pub cluster: String,
-    /// Whose it is; the UID may be empty.
+    /// Service that the object belongs to. The UID is empty if guestlet has not taken the object over.
     pub service: Service,
-    /// What is wanted of it, if that is known.
+    /// Requested configuration, if guestlet has written it and it can be parsed.
     pub wanted: Option<Wanted>,
-    /// Those that share its address; none if that cannot be read.
+    /// Services that share its address; `None` if the annotation cannot be parsed.
     pub sharers: Option<Vec<Sharer>>,
 }
 
-/// Progress of the address.
+/// State of the address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// It has none, and maybe why.
+    /// No address is assigned; the reason, if Harvester gives one.
     None(Option<String>),
-    /// Whoever announces it gets one.
+    /// The announcer gets an address by DHCP.
     Dhcp,
-    /// This one, from this pool.
+    /// Harvester has assigned this address from this pool.
     Has(IpAddr, String),
 }
 
 impl Object {
-    /// One of a guest cluster; none if it is another's.
+    /// Parses an object. Returns `None` if it does not belong to a Service of a guest cluster.
     pub fn of(read: Balancer) -> Option<Self> {
         let metadata = &read.metadata;
         let label = |key: &str| metadata.labels.as_ref()?.get(key).filter(|value| !value.is_empty());
@@ -91,7 +93,7 @@ impl Object {
         Some(Self { read, cluster, service, wanted, sharers })
     }
 
-    /// Namespace and name.
+    /// Returns namespace and name, separated by a slash.
     pub fn id(&self) -> String {
         let metadata = &self.read.metadata;
         format!(
@@ -101,58 +103,59 @@ impl Object {
         )
     }
 
-    /// The identifier of the record of a Service that shares its address.
+    /// Returns the identifier of the record of a Service that shares its address.
     pub fn sharer_id(&self, uid: &str) -> String {
         format!("{}#{uid}", self.id())
     }
 
-    /// Its name.
+    /// Returns the name without the namespace.
     pub fn name(&self) -> &str {
         self.read.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// Its key in its cluster: the UID of its Service, or something that is none.
+    /// Returns its key within its cluster: the UID of its Service or, if that is unknown, `?` and the object's name.
     pub fn key(&self) -> String {
         if self.service.uid.is_empty() { format!("?{}", self.name()) } else { self.service.uid.clone() }
     }
 
-    /// It is being deleted.
+    /// Reports whether the object is being deleted.
     pub fn is_going(&self) -> bool {
         self.read.metadata.deletion_timestamp.is_some()
     }
 
-    /// Harvester will hear of its end. Before that it may be reserving an address for it, which nobody would give back.
+    /// Reports whether Harvester has added its finalizer, and so will release the address when the object is deleted.
+    /// Before that, it may be reserving an address that would be lost.
     pub fn is_taken_up(&self) -> bool {
         self.read.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty())
     }
 
-    /// The greater one is the newer one.
+    /// Returns the resource version as a number; newer versions are greater.
     pub fn version(&self) -> u128 {
         let version = self.read.metadata.resource_version.as_deref();
         version.and_then(|version| version.parse().ok()).unwrap_or_default()
     }
 
-    /// Where its address comes from.
+    /// Returns the source of its address.
     pub fn ipam(&self) -> Ipam {
         if self.read.spec.ipam == "dhcp" { Ipam::Dhcp } else { Ipam::Pool }
     }
 
-    /// Who announces it; kube-vip, if nobody has said it.
+    /// Returns the party that announces its address: kube-vip, unless the object says otherwise.
     pub fn announcing(&self) -> Announcing {
         self.wanted.as_ref().map_or(Announcing::KubeVip, |wanted| wanted.announcing)
     }
 
-    /// The network that its address belongs to; may be empty.
+    /// Returns the network that its address belongs to; may be empty.
     pub fn network(&self) -> &str {
         self.annotation(NETWORK)
     }
 
-    /// The network that was asked for, for comparison with that which is asked for now.
+    /// Returns the network that was requested, for comparison with the one that is requested now.
     pub fn asked_network(&self, now: &str) -> &str {
         match &self.wanted {
             Some(wanted) => &wanted.network,
             None if !self.annotation(ASKED_NETWORK).is_empty() => self.annotation(ASKED_NETWORK),
-            // Harvester has chosen one, and it may be said now that it is that.
+            // Harvester has chosen a network by itself, and the request now names the same one.
             None if now == self.network() => self.network(),
             None => "",
         }
@@ -163,7 +166,7 @@ impl Object {
         annotations.and_then(|all| all.get(key)).map(String::as_str).unwrap_or_default()
     }
 
-    /// Progress of its address.
+    /// Returns the state of its address.
     pub fn address(&self) -> Address {
         let given = &self.read.status.allocated_address;
         match addresses::parse(&given.ip) {
@@ -177,7 +180,7 @@ impl Object {
         }
     }
 
-    /// Its record and those of its sharers, as they are for the rules. One that is being deleted has none.
+    /// Returns the records of the object and of its sharers, for the rules. An object that is being deleted has none.
     pub fn records(&self) -> Vec<Record> {
         if self.is_going() {
             return Vec::new();
@@ -198,7 +201,7 @@ impl Object {
         std::iter::once(own).chain(sharers).collect()
     }
 
-    /// A patch after which these are said to be wanted of it by its Service; none if they are already.
+    /// Returns the patch that stores this Service and configuration in the object, or `None` if it has them already.
     pub fn want(&self, service: &Service, wanted: &Wanted) -> Option<Value> {
         let mut patch = Map::new();
         if self.service.uid != service.uid || self.wanted.as_ref() != Some(wanted) {
@@ -207,8 +210,9 @@ impl Object {
                 json!({ "annotations": { UID: service.uid, WANTED: text(wanted) } }),
             );
         }
-        // As Harvester's cloud provider says it, which takes one without for none; people see it as well. Not before Harvester has taken
-        // it up, which is the last that it writes: of two who write at the same time one has to write again.
+        // Harvester's cloud provider takes an object without this field for none, and people see it too. It is written
+        // only once Harvester has added its finalizer, which is its last write: otherwise one of two concurrent writers
+        // would have to write again.
         if let Address::Has(address, _) = self.address()
             && self.is_taken_up()
             && self.read.status.address != address.to_string()
@@ -219,13 +223,13 @@ impl Object {
     }
 }
 
-/// A patch after which these share the address of a load balancer.
+/// Returns the patch that replaces the Services sharing the address of a load balancer.
 pub fn share(sharers: &[Sharer]) -> Value {
     let text = (!sharers.is_empty()).then(|| serde_json::to_string(sharers).unwrap_or_default());
     json!({ "metadata": { "annotations": { SHARERS: text } } })
 }
 
-/// Strips off what only whoever forwards uses, of which there may be much.
+/// Strips the fields that only a forwarding host uses, since they may be large.
 pub fn kept(wanted: Wanted) -> Wanted {
     Wanted { backends: Vec::new(), sources: Vec::new(), ..wanted }
 }
@@ -234,8 +238,9 @@ fn text(wanted: &Wanted) -> String {
     serde_json::to_string(wanted).unwrap_or_default()
 }
 
-/// A new load balancer of a cluster, `namespace/name`, for a Service that wants this; from this pool, if one is named. If it asks for no
-/// network it is to be of this one: Harvester would choose one by names, and take another cluster's.
+/// Builds a new load balancer of a cluster, `namespace/name`, for a Service with this configuration; from `pool`,
+/// if one is named. If the Service requests no network, the object names this one: Harvester would choose one by
+/// names, and might take another cluster's.
 pub fn new(
     cluster: &str,
     service: &Service,
@@ -271,24 +276,24 @@ pub fn new(
     object
 }
 
-/// The label of the load balancers of a cluster.
+/// Returns the label selector for the load balancers of a cluster.
 pub fn selector(cluster: &str) -> String {
     let label = cluster.split_once('/').map(|(_, label)| label).unwrap_or_default();
     format!("{CLUSTER}={label}")
 }
 
-/// The name of the load balancer of a Service, as Harvester's cloud provider makes it.
+/// Returns the name of the load balancer of a Service, formed as by Harvester's cloud provider.
 pub fn name(cluster: &str, service: &Service) -> String {
     let prefix = if is_label(cluster) { "" } else { "a" };
     let mut name = format!("{prefix}{cluster}-{}-{}-", service.namespace, service.name);
     let sum = crc32::update(crc32::ISO, u32::MAX, name.as_bytes());
     let sum = !crc32::update(crc32::ISO, sum, service.uid.as_bytes());
-    // All of it is ASCII, as labels are.
+    // Truncation at any byte is safe, since labels are ASCII.
     name.truncate(LONGEST_BASE);
     format!("{name}{sum:08x}")
 }
 
-/// Whether a text is a label of RFC 1035.
+/// Reports whether a text is a label as defined in RFC 1035.
 fn is_label(text: &str) -> bool {
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     text.len() <= LONGEST

@@ -1,8 +1,9 @@
-//! What is next for a load balancer that a cluster wants, or wants no more. Pure: each step is made by somebody else, and then it is
-//! looked again, until nothing is left to do. So it may be begun anew from wherever one before has ended.
+//! Decides the next step towards a load balancer that a cluster requests or releases. Pure: others carry out the
+//! step and ask again, until nothing is left to do. So the work can be resumed from wherever an earlier attempt
+//! has ended.
 //!
 //! ```text
-//!  wanted of its own   made ──▶ what is wanted is in it ──▶ it shares no other's address any more ──▶ done
+//!  wanted of its own   made ──▶ its configuration is as wanted ──▶ it no longer shares another's address ──▶ done
 //!  wanted shared       it is among the sharers of the other ──▶ ... of no other ──▶ its own is deleted ──▶ done
 //! ```
 
@@ -20,41 +21,42 @@ use super::balancers::Balancers;
 use super::object::{self, Address, Object, Sharer};
 use super::{check, pools};
 
-/// Services that may share one address.
+/// Services that may share one address at most.
 const MOST_SHARERS: usize = 64;
 
-/// Next step.
+/// Next step towards a requested load balancer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Nothing.
+    /// Nothing is left to do.
     Done,
-    /// An object is made.
+    /// Create an object.
     Make(Value),
-    /// This object is changed by a merge patch.
+    /// Change this object by a merge patch.
     Change(String, Value),
-    /// This object is deleted.
+    /// Delete this object.
     Remove(String),
 }
 
-/// Next step for a load balancer that is given back.
+/// Next step for a load balancer that is to be released.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Giving {
-    /// This; if it is a change, nothing is left afterwards.
+    /// Make this step. If it is a change, nothing is left afterwards.
     Step(Step),
-    /// The object of this key, and of this namespace and name, is deleted, but not yet: Harvester has not taken it up.
+    /// The object of this key, and of this namespace and name, is to be deleted later: Harvester has not taken it up
+    /// yet.
     Early(String, String),
-    /// It is being given back.
+    /// The object is already being deleted.
     UnderWay,
-    /// Nothing is known of it.
+    /// The Service has no known load balancer.
     Nothing,
 }
 
-/// Why something is not done.
+/// Reason why a request is not carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// The call is an error.
+    /// The call fails.
     Problem(Problem),
-    /// It cannot be had now.
+    /// The request cannot be satisfied now, and is retried.
     Failure(Failure),
 }
 
@@ -64,31 +66,31 @@ impl From<Failure> for Refusal {
     }
 }
 
-/// Everything that a decision is made of.
+/// Input of the decisions.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan<'p> {
-    /// All load balancers.
+    /// Index of all load balancers.
     pub balancers: &'p Balancers,
-    /// What clusters may, with the networks of this one.
+    /// Policies of clusters, with the networks of this one.
     pub settings: &'p Settings,
     /// Namespace and name of the cluster.
     pub cluster: &'p str,
-    /// How many other things are being done for the cluster, each of which may make something of which nothing is known yet.
+    /// Number of other jobs under way for the cluster, each of which may create a load balancer that is not known yet.
     pub beside: usize,
 }
 
 impl Plan<'_> {
-    /// Returns the next step for a Service that wants this, as it is [kept](object::kept).
+    /// Returns the next step for a Service that requests this configuration, as it is [kept](object::kept).
     ///
     /// # Errors
-    /// If it cannot have it.
+    /// If the request cannot be satisfied.
     pub fn ensure(&self, service: &Service, wanted: &Wanted) -> Result<Step, Refusal> {
         let own = self.balancers.own(self.cluster, service);
         if own.is_some_and(|own| own.is_going() && wanted.share.is_none()) {
             let words = "its load balancer on the host is being deleted, and is created again after that";
             return Err(Failure::new("BeingReleased", words).into());
         }
-        // Also of one that shares another's address from now on: it may want its own again.
+        // Checked even if the Service is to share another's address from now on: later it may want its own again.
         if let Some(own) = own {
             let network = own.asked_network(&wanted.network);
             check_change(own.ipam(), network, wanted)
@@ -150,7 +152,7 @@ impl Plan<'_> {
             if shared.is_none() {
                 self.check_count()?;
             }
-            // That of another kind has no name that Harvester knows.
+            // Harvester knows only networks with a name of the form `namespace/name`.
             let networks = self.settings.of_clusters.get(self.cluster).into_iter().flatten();
             let network = networks.into_iter().find(|network| network.contains('/')).map(String::as_str);
             let made = object::new(self.cluster, service, wanted, pool.as_deref(), network);
@@ -212,7 +214,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Agents make so many checks at most.
+    /// Checks that agents would not have to make more than `MOST_CHECKS` checks.
     fn check_checks(&self, record: &Record, wanted: &Wanted) -> Result<(), Refusal> {
         let has_check = |other: &&Record| {
             other.service.uid != record.service.uid
@@ -234,7 +236,8 @@ impl Plan<'_> {
             .map_err(|words| Refusal::Problem(Problem::Exhausted(words)))
     }
 
-    /// Returns the next step for what a Service has, which it wants no more. One without a UID: all that nobody has taken over.
+    /// Returns the next step to release the load balancer of a Service. For a Service without a UID: every object of
+    /// its name that has not been taken over.
     ///
     /// # Errors
     /// If others share its address.
@@ -274,14 +277,14 @@ impl Plan<'_> {
     }
 }
 
-/// That a Service shares the address of an object no more.
+/// Returns the step that removes a Service from the sharers of an object's address.
 fn without(object: &Object, uid: &str) -> Step {
     let sharers = object.sharers.iter().flatten().filter(|sharer| sharer.service.uid != uid);
     let left: Vec<_> = sharers.cloned().collect();
     Step::Change(object.id(), object::share(&left))
 }
 
-/// Those that share an address.
+/// Returns the Services that share an object's address; fails if they cannot be parsed.
 fn readable(object: &Object) -> Result<&[Sharer], Failure> {
     object.sharers.as_deref().ok_or_else(|| {
         let words = format!(

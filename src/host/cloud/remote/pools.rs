@@ -1,7 +1,7 @@
-//! Pools of the host cluster: which one has an address that a Service asks for, and what people are told of them. Pure.
+//! Pools of the host cluster: finds the pool with a requested address, and describes pools for people. Pure.
 //!
-//! Harvester chooses addresses by itself: there is no way to ask it for one. It gives the one that is asked for if that is the only
-//! one of a pool, or the one that the same load balancer had before.
+//! Harvester chooses addresses by itself and offers no way to request one. It assigns a particular address only if
+//! that is the only one of a pool, or if the same load balancer had it before.
 
 use std::net::IpAddr;
 
@@ -13,10 +13,10 @@ use crate::addresses::{self, Range, Subnet};
 use crate::host::backends::kubevirt::balancers::{Pool, PoolRange, PoolScope};
 use crate::wire::proto::v1;
 
-/// The pool that has an address for a cluster, which it has not given to anybody, and gives if it is named.
+/// Returns the name of the pool from which Harvester will assign the requested address to this Service.
 ///
 /// # Errors
-/// If there is none.
+/// If no pool that the cluster may use has the address, it is in use, or Harvester may choose another one.
 pub fn of(plan: &Plan<'_>, service: &Service, wanted: &Wanted, asked: IpAddr) -> Result<String, Failure> {
     let Some(pools) = &plan.balancers.pools else {
         return Err(Failure::new(
@@ -58,7 +58,8 @@ pub fn of(plan: &Plan<'_>, service: &Service, wanted: &Wanted, asked: IpAddr) ->
     Err(Failure::new("AddressNotSelectable", words))
 }
 
-/// Whether addresses of such a scope are for the clusters of this name. Of a project it is not known which namespaces it has.
+/// Reports whether a scope includes this cluster. A scope of a particular project never does, since
+/// the namespaces of the project are unknown.
 fn has(scope: &PoolScope, namespace: &str, cluster: &str) -> bool {
     let is = |of: &str, one: &str| of == "*" || of == one;
     is(&scope.project, "")
@@ -66,9 +67,9 @@ fn has(scope: &PoolScope, namespace: &str, cluster: &str) -> bool {
         && (is(&scope.guest_cluster, cluster) || scope.guest_cluster.is_empty())
 }
 
-/// The addresses of a range; none if it cannot be read.
+/// Parses the addresses of a range; returns `None` if it is invalid.
 fn range(of: &PoolRange) -> Option<Range> {
-    // Harvester takes one that is written as an address in it, too.
+    // Like Harvester, accept an address within the subnet instead of the subnet's own.
     let all = Subnet::parse_interface(&of.subnet).ok()?.1.range();
     let one = |text: &str, usual: IpAddr| {
         if text.is_empty() { Some(usual) } else { addresses::parse(text).ok() }
@@ -76,7 +77,7 @@ fn range(of: &PoolRange) -> Option<Range> {
     Range::new(one(&of.range_start, all.first())?, one(&of.range_end, all.last())?).ok()
 }
 
-/// A pool as people are told of it.
+/// Describes a pool for people.
 pub fn told(pool: &Pool) -> v1::AddressPool {
     let text = |range: &PoolRange| match (range.range_start.as_str(), range.range_end.as_str()) {
         ("", "") => range.subnet.clone(),

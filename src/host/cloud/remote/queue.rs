@@ -1,15 +1,15 @@
-//! What clusters want of their load balancers, in the order in which it is done: several things of a cluster beside each other, as long
-//! as they have nothing in common, and clusters beside each other. Pure.
+//! Queue of the work for one cluster's load balancers. Jobs with nothing in common run concurrently, and so do
+//! those of different clusters. Pure.
 //!
 //! ```text
-//!  Ensure, Release, what can be had by now ──push──▶ waiting ──begin──▶ under way, at most so many ──end──▶
-//!                                                      ▲    first whose claims nobody before it has
-//!                                                      └──put_back── turned away for what is under way
+//!  Ensure, Release, retries of what is possible now ──push──▶ waiting ──begin──▶ under way, at most so many ──end──▶
+//!                                                      ▲    first one without a claim of an earlier job
+//!                                                      └──put_back── turned away because of what is under way
 //! ```
 //!
-//! What a job is about are its [claims](Claim): Services, by UID and by name, and addresses that are asked for. Of two jobs with a
-//! claim in common the one that came first is done first, to its end. So a Service joins another after that has what it wants, and a
-//! name is given back before it is taken again.
+//! The things that a job is about are its [claims](Claim): Services, by UID and by name, and requested addresses.
+//! Of two jobs with a common claim, the earlier one is completed first. So a Service joins another one only once
+//! that has what it requested, and a name is released before it is used again.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -22,65 +22,66 @@ use crate::host::backends::kubevirt::balancers::{Balancer, Changed};
 use crate::host::backends::volumes::VolumeError;
 use crate::wire::proto::v1;
 
-/// Things of one cluster that are done at a time.
+/// Jobs of one cluster that run at a time.
 pub(super) const AT_ONCE: usize = 8;
-/// Things of one cluster that are looked through for one that can begin.
+/// Waiting jobs of one cluster among which one that can begin is looked for.
 const AHEAD: usize = 64;
 
-/// One thing that is to be done.
+/// Piece of work on a load balancer.
 pub struct Job {
     pub(super) service: Service,
     pub(super) what: What,
-    /// How often it was looked at.
+    /// Number of steps planned so far; the job is given up at a limit.
     pub(super) tries: u32,
-    /// It was listed that nothing is left.
+    /// True if a list has proved, or nothing needs to prove, that no object of the Service is left.
     pub(super) is_proved: bool,
-    /// The VMs that are checked, if that is said anew.
+    /// VMs whose health checks count, if the request names them anew.
     pub(super) backends: Option<Vec<String>>,
-    /// Nothing else is to be under way when it begins.
+    /// True if the job begins only when no other job is under way.
     is_alone: bool,
-    /// What it is about, once it is under way.
+    /// Claims that the job holds, once it is under way.
     claims: BTreeSet<Claim>,
 }
 
-/// What is to be done, and who waits for it.
+/// Work to be done, with the channel for the reply if somebody waits for it.
 pub(super) enum What {
     Ensure(Box<Wanted>, Option<Reply<Result<v1::LoadBalancer, Problem>>>),
     Release(Reply<Result<bool, Problem>>),
     Remove(Reply<Result<(), Problem>>),
-    /// The object of this namespace and name goes, whoever shares its address: its cluster is gone.
+    /// Deletes the object of this namespace and name, even if others share its address, since its cluster no longer
+    /// exists.
     Abandon(String),
-    /// It is given back now that Harvester has taken it up. Nobody waits.
+    /// Releases the load balancer of a Service, now that Harvester has taken it up. Nobody waits.
     Leave,
 }
 
-/// Something that jobs may have in common.
+/// Thing that at most one job may work on at a time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Claim {
     Uid(String),
-    /// Namespace and name.
+    /// Namespace and name of a Service.
     Name(String, String),
-    /// Of two that ask for the same address one has it.
+    /// Requested address, which only one Service can get.
     Address(IpAddr),
 }
 
-/// What is to be done for a cluster.
+/// Jobs of one cluster.
 #[derive(Default)]
 pub struct Queue {
     waiting: VecDeque<Job>,
     under_way: usize,
-    /// What is under way is about these.
+    /// Claims of the jobs that are under way.
     held: BTreeSet<Claim>,
 }
 
-/// What became of a step.
+/// Result of a step.
 pub enum Outcome {
-    /// Of a change of what was of this version.
+    /// Result of creating, changing or deleting an object. `version` is the version that the step was planned for.
     #[allow(missing_docs, reason = "they say it all")]
     Changed { changed: Result<Changed, VolumeError>, step: Step, version: u128 },
-    /// What there is of a cluster.
+    /// List of all load balancers of a cluster.
     Listed(Result<Vec<Balancer>, VolumeError>, Begun),
-    /// Somebody else has changed the object, of which may have been heard meanwhile.
+    /// A pause is over. It followed a conflict with another writer, whose change may have been reported meanwhile.
     Waited,
 }
 
@@ -90,7 +91,7 @@ impl Job {
         Self { service, what, tries: 0, is_proved, backends: None, is_alone: false, claims }
     }
 
-    /// A Service wants this.
+    /// Creates a job that gives a Service a load balancer with this configuration.
     pub fn ensure(
         service: Service,
         wanted: Box<Wanted>,
@@ -99,29 +100,29 @@ impl Job {
         Self::new(service, What::Ensure(wanted, reply), false)
     }
 
-    /// Those of the VMs that take its traffic are checked.
+    /// Sets the VMs that take the traffic, whose health checks count.
     pub fn checking(self, backends: Vec<String>) -> Self {
         Self { backends: Some(backends), ..self }
     }
 
-    /// A Service wants nothing any more.
+    /// Creates a job that releases the load balancer of a Service.
     pub fn release(service: Service, reply: Reply<Result<bool, Problem>>) -> Self {
         Self::new(service, What::Release(reply), false)
     }
 
-    /// A person gives back what a Service has.
+    /// Creates a job by which a person releases the load balancer of a Service.
     pub fn remove(uid: String, reply: Reply<Result<(), Problem>>) -> Self {
         let service = Service { namespace: String::new(), name: String::new(), uid };
-        // Whose it is nobody has said, so that nothing can be listed of it.
+        // The name of the Service is unknown, so a list could prove nothing about it.
         Self::new(service, What::Remove(reply), true)
     }
 
-    /// The object with this identifier goes, which is this Service's: its cluster is gone.
+    /// Creates a job that deletes the object `id` of a Service whose cluster no longer exists.
     pub fn abandon(id: String, service: Service) -> Self {
         Self::new(service, What::Abandon(id), true)
     }
 
-    /// What a Service has goes, now that Harvester has taken it up.
+    /// Creates a job that releases a load balancer now that Harvester has taken it up.
     pub fn leave(service: Service) -> Self {
         Self::new(service, What::Leave, true)
     }
@@ -130,7 +131,7 @@ impl Job {
         self.service.uid == key && matches!(self.what, What::Ensure(_, None))
     }
 
-    /// Whoever waited for it has gone.
+    /// Reports whether the caller that waited for the job has disappeared.
     pub(super) fn is_given_up(&self) -> bool {
         match &self.what {
             What::Ensure(_, None) | What::Abandon(_) | What::Leave => false,
@@ -140,9 +141,9 @@ impl Job {
         }
     }
 
-    /// The end of it, with a problem.
+    /// Ends the job with a problem.
     pub(super) fn fail(self, problem: Problem) {
-        // Who asked may have gone.
+        // The caller may have disappeared, so errors of sending are ignored.
         match self.what {
             What::Ensure(_, None) | What::Abandon(_) | What::Leave => {}
             What::Ensure(_, Some(reply)) => drop(reply.send(Err(problem))),
@@ -151,7 +152,8 @@ impl Job {
         }
     }
 
-    /// What it is about, as things are now: its Service, and those whose addresses this one shares or is to share.
+    /// Returns the claims of the job as things are now: its Service, and the Services whose addresses it shares or is
+    /// to share.
     pub(super) fn claims(&self, balancers: &Balancers, cluster: &str) -> BTreeSet<Claim> {
         let uid = &self.service.uid;
         let mut claims = BTreeSet::new();
@@ -161,7 +163,7 @@ impl Job {
                 wanted.share.iter().for_each(|primary| add(&mut claims, primary));
                 claims.extend(wanted.addresses.iter().copied().map(Claim::Address));
             }
-            // Of it nothing but the key is known.
+            // Only the key is known here; the name comes from the object or the request.
             What::Remove(_) => {
                 let key = (cluster.to_owned(), uid.clone());
                 let own = balancers.keyed(&key).map(|own| &own.service);
@@ -179,7 +181,7 @@ impl Job {
 
 fn add(claims: &mut BTreeSet<Claim>, service: &Service) {
     let Service { namespace, name, uid } = service;
-    // One that Harvester's cloud provider has made says no UID.
+    // An object that Harvester's cloud provider has created names no UID.
     if !uid.is_empty() {
         claims.insert(Claim::Uid(uid.clone()));
     }
@@ -189,17 +191,17 @@ fn add(claims: &mut BTreeSet<Claim>, service: &Service) {
 }
 
 impl Queue {
-    /// It is to be done that this object goes, whose cluster is gone.
+    /// Reports whether a job to delete this object of a vanished cluster is already waiting.
     pub(super) fn has_abandoned(&self, id: &str) -> bool {
         self.waiting.iter().any(|job| matches!(&job.what, What::Abandon(other) if other == id))
     }
 
-    /// It waits already to be done again for a Service, for nobody who waits.
+    /// Reports whether a retry for a Service, with no caller that waits, is already in the queue.
     pub(super) fn has_again(&self, uid: &str) -> bool {
         self.waiting.iter().any(|job| job.is_again(uid))
     }
 
-    /// How many others are under way beside one.
+    /// Counts the other jobs under way, as seen by one that is under way itself.
     pub(super) fn beside(&self) -> usize {
         self.under_way.saturating_sub(1)
     }
@@ -208,7 +210,7 @@ impl Queue {
         self.waiting.push_back(job);
     }
 
-    /// The first one that has nothing in common with those before it, and is under way from now on.
+    /// Takes the first job that has no claim in common with earlier ones. It is under way from now on.
     pub(super) fn begin(&mut self, claims: impl Fn(&Job) -> BTreeSet<Claim>) -> Option<Job> {
         if self.under_way >= AT_ONCE {
             return None;
@@ -216,7 +218,7 @@ impl Queue {
         let mut before = self.held.clone();
         for place in 0..self.waiting.len().min(AHEAD) {
             let job = &self.waiting[place];
-            // Nothing behind it begins before it.
+            // Jobs behind it have to wait too, or it might never begin.
             if job.is_alone && (place > 0 || self.under_way > 0) {
                 return None;
             }
@@ -233,7 +235,7 @@ impl Queue {
         None
     }
 
-    /// A job is under way no more; whether it is done is its own business.
+    /// Releases the claims of a job that is no longer under way, whether or not it has succeeded.
     pub(super) fn end(&mut self, job: &mut Job) {
         for claim in std::mem::take(&mut job.claims) {
             self.held.remove(&claim);
@@ -241,7 +243,7 @@ impl Queue {
         self.under_way = self.under_way.saturating_sub(1);
     }
 
-    /// It is looked at again when nothing else is under way, before all that waits.
+    /// Puts a job back to the front of the queue. It begins again when no other job is under way.
     pub(super) fn put_back(&mut self, mut job: Job) {
         self.end(&mut job);
         job.is_alone = true;

@@ -1,12 +1,13 @@
-//! What clusters want of their load balancers, carried out: one step after the other for each thing that is to be done, and as many of
-//! these beside each other as the [`queue`](super::queue) lets.
+//! Carries out the requests of clusters for load balancers: one step after the other for each job, with as many
+//! jobs at a time as the [`queue`](super::queue) permits.
 //!
 //! ```text
 //!  queue ──begin──▶ plan ──▶ step ──▶ API server ──▶ the object as it is now ──▶ plan ──▶ … ──▶ answered, end
 //! ```
 //!
-//! A plan is made of what was heard of or written last, and its steps are refused if that is not what there is. Then it is looked
-//! again: at once if something newer was heard of meanwhile, else a little later.
+//! A plan is based on what was last read or written. The API server refuses its step if the object has changed
+//! since. Then the job is planned again: at once if a newer version has been reported meanwhile, else a little
+//! later.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,29 +25,29 @@ use crate::host::backends::volumes::VolumeError;
 use crate::host::text;
 use crate::wire::proto::v1;
 
-/// How often one thing is looked at again before it is given up.
+/// Number of plans of one job after which it is given up.
 const TRIES: u32 = 12;
-/// Between two looks, where somebody else has changed an object and nothing was heard of that yet.
+/// Pause before the next plan if another program has changed an object and the change has not been reported yet.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// The reason where the API server, or a webhook behind it, does not let an object be.
+/// Reason if the API server, or a webhook behind it, rejects an object.
 const REFUSED: &str = "RefusedByHost";
 
 impl Registry {
-    /// Has something done for a cluster.
+    /// Adds a job to the queue of a cluster, and begins what can begin.
     pub(super) fn enqueue(&mut self, cluster: &str, job: Job) {
         self.cluster(cluster).queue.push(job);
         self.work(cluster);
     }
 
-    /// What clusters may, and the networks of this one.
+    /// Returns the policies of clusters, with the networks of this one.
     pub(super) fn settings_of(&self, cluster: &str) -> Settings {
         let mut settings = Settings::clone(&self.settings.borrow());
         settings.of_clusters = [(cluster.to_owned(), self.members.networks(cluster))].into();
         settings
     }
 
-    /// Begins what can be begun for a cluster.
+    /// Begins all jobs of a cluster that can begin.
     fn work(&mut self, cluster: &str) {
         loop {
             let Some(of) = self.clusters.get_mut(cluster) else { return };
@@ -55,9 +56,9 @@ impl Registry {
         }
     }
 
-    /// Makes the next step of what is under way, if there is one. Else that is over.
+    /// Makes the next step of a job, or ends the job if there is none.
     fn look(&mut self, cluster: &str, mut job: Job) {
-        // Nothing was begun yet.
+        // A job may be dropped only before its first step, since an interrupted one would leave things half done.
         if job.tries == 0 && job.is_given_up() || !self.is_wanted(cluster, &job) {
             self.cluster(cluster).queue.end(&mut job);
             return;
@@ -76,7 +77,7 @@ impl Registry {
                 Ok(Giving::Step(step)) => Ok(step),
                 Ok(Giving::Early(key, id)) => {
                     let is_left = self.postpone((cluster.to_owned(), key), &job.service);
-                    // A person knows that nobody will take it up.
+                    // A person who removes it after the waiting time knows that Harvester will not take it up.
                     if !(is_left && matches!(job.what, What::Remove(_))) {
                         return self.given(cluster, job, is_left);
                     }
@@ -94,7 +95,7 @@ impl Registry {
             Err(Refusal::Failure(failure)) => {
                 let key: Key = (cluster.to_owned(), job.service.uid.clone());
                 let has = self.balancers.count_asked(cluster);
-                // No cluster has more remembered of it than it could have.
+                // The number of remembered requests of a cluster is limited like that of its load balancers.
                 match settings.check_count(cluster, has) {
                     Err(words) if !self.balancers.asked.contains_key(&key) => {
                         self.failed(cluster, job, Problem::Exhausted(words));
@@ -102,7 +103,7 @@ impl Registry {
                     _ => self.ensured(cluster, job, Some(failure)),
                 }
             }
-            // What is under way beside it counts as if it made something, which is known when it is over.
+            // Jobs under way count as if each created a load balancer. The final decision has to wait until they are done.
             Err(Refusal::Problem(Problem::Exhausted(_))) if beside > 0 => {
                 self.cluster(cluster).queue.put_back(job);
             }
@@ -110,13 +111,14 @@ impl Registry {
         }
     }
 
-    /// The end of it, with a problem.
+    /// Ends a job with a problem.
     fn failed(&mut self, cluster: &str, mut job: Job, problem: Problem) {
         self.cluster(cluster).queue.end(&mut job);
         job.fail(problem);
     }
 
-    /// Whether it is wanted still, if nobody waits for it: what was asked for since, or is given back, counts.
+    /// Reports whether a job is still wanted. A retry is obsolete if the Service has requested something else since,
+    /// or has released its load balancer. Deletion is obsolete if the cluster has VMs again.
     fn is_wanted(&self, cluster: &str, job: &Job) -> bool {
         let wanted = match &job.what {
             What::Ensure(wanted, None) => wanted,
@@ -134,7 +136,7 @@ impl Registry {
         own.is_some_and(|own| own.wanted.as_ref() == Some(wanted))
     }
 
-    /// A Service has what it wants, or cannot have it.
+    /// Ends a job whose Service now has what it requested or, with a `failure`, cannot have it.
     fn ensured(&mut self, cluster: &str, mut job: Job, failure: Option<Failure>) {
         self.cluster(cluster).queue.end(&mut job);
         let Job { service, what, backends, .. } = job;
@@ -144,7 +146,7 @@ impl Registry {
         }
         let key: Key = (cluster.to_owned(), service.uid.clone());
         match failure {
-            // It has what it wanted when nobody waits and nothing is missing.
+            // A retry failed, but no request is pending: the Service already has what it requested.
             Some(_) if reply.is_none() && !self.balancers.asked.contains_key(&key) => {}
             Some(failure) => {
                 let asked = Asked { service, wanted: *wanted, failure };
@@ -159,7 +161,7 @@ impl Registry {
         }
     }
 
-    /// A Service has nothing any more, or something that is being given back.
+    /// Ends a job whose Service no longer has a load balancer (`is_gone`), or has one that is being released.
     fn given(&mut self, cluster: &str, mut job: Job, is_gone: bool) {
         self.cluster(cluster).queue.end(&mut job);
         let key: Key = (cluster.to_owned(), job.service.uid.clone());
@@ -177,7 +179,8 @@ impl Registry {
         }
     }
 
-    /// Asks what there is of a cluster, after a pause: a Service may share the address of any other one.
+    /// Lists all load balancers of a cluster after a pause. All are needed, since a Service may share the address of
+    /// any.
     fn list_for(&mut self, cluster: &str, job: Job, pause: Duration) {
         let begun = self.balancers.list_begins();
         let (api, done, of) = (self.api.clone(), self.done.clone(), cluster.to_owned());
@@ -189,7 +192,7 @@ impl Registry {
         });
     }
 
-    /// Looks again a little later.
+    /// Plans a job again after a pause.
     fn wait_for(&self, cluster: &str, job: Job) {
         let (done, of) = (self.done.clone(), cluster.to_owned());
         self.asking.children().spawn(async move {
@@ -198,7 +201,7 @@ impl Registry {
         });
     }
 
-    /// Makes a step.
+    /// Carries out a step in a task of its own, which reports the outcome.
     fn make(&self, cluster: &str, job: Job, step: Step) {
         let known = step.id().and_then(|id| self.balancers.get(id));
         let (read, version) = known.map(|known| (known.read.clone(), known.version())).unwrap_or_default();
@@ -216,12 +219,12 @@ impl Registry {
         });
     }
 
-    /// Whether something newer is known of an object than this version of it.
+    /// Reports whether an object has a newer known version than this one, or no longer exists.
     fn has_heard_since(&self, id: &str, version: u128) -> bool {
         self.balancers.get(id).is_none_or(|known| known.version() > version)
     }
 
-    /// A step was made.
+    /// Takes in the outcome of a step.
     pub(super) fn stepped(&mut self, cluster: &str, mut job: Job, outcome: Outcome) {
         let about = match outcome {
             Outcome::Waited => BTreeSet::new(),
@@ -238,7 +241,7 @@ impl Registry {
                 (Changed::Conflict, Some(id)) if !self.has_heard_since(id, version) => {
                     return self.wait_for(cluster, job);
                 }
-                // There is one of which nothing was heard yet.
+                // An object of this name exists that has not been reported yet.
                 (Changed::Conflict, None) => return self.list_for(cluster, job, AGAIN),
                 (Changed::Gone | Changed::Conflict, _) => BTreeSet::new(),
             },
@@ -269,11 +272,11 @@ impl Registry {
         self.look_again(cluster, false);
     }
 
-    /// Looks again at what a cluster could not have; also at what the host cluster itself has refused, which is tried for every
-    /// such look: nothing that a guest does is a reason for it.
+    /// Retries requests of a cluster that could not be satisfied. Those that the host cluster itself has refused are
+    /// retried only if `with_refused`, since each retry is a call to it and no guest may cause that.
     pub(super) fn look_again(&mut self, cluster: &str, with_refused: bool) {
         if !self.members.has(cluster) {
-            // Nobody would give back what it got now.
+            // A cluster without VMs must not get anything, since nobody would release it.
             let given_up: BTreeSet<Key> =
                 self.balancers.asked_of(cluster).map(|(key, _)| key.clone()).collect();
             self.balancers.asked.retain(|(of, _), _| of != cluster);
@@ -288,7 +291,7 @@ impl Registry {
                 Err(Refusal::Failure(failure)) if failure == asked.failure => {}
                 _ if asked.failure.reason == REFUSED && !with_refused => {}
                 Err(Refusal::Failure(failure)) => other.push((key.clone(), failure)),
-                // What has come to contradict it is said when it is asked for again.
+                // A contradiction that has arisen meanwhile is reported when the cluster repeats the request.
                 Err(Refusal::Problem(_)) => {}
                 Ok(_) => again.push((asked.service.clone(), asked.wanted.clone())),
             }
@@ -305,16 +308,16 @@ impl Registry {
         }
     }
 
-    /// Has something done again that nobody waits for.
+    /// Retries a request for which no caller waits.
     pub(super) fn again(&mut self, cluster: &str, service: Service, wanted: Wanted) {
-        // Only who leads writes; whoever comes to lead is asked by the clusters.
+        // Only the leader writes. A new leader gets the requests again from the clusters.
         let is_queued = self.cluster(cluster).queue.has_again(&service.uid);
         if self.api.is_changeable() && !is_queued {
             self.enqueue(cluster, Job::ensure(service, Box::new(wanted), None));
         }
     }
 
-    /// All load balancers of a cluster, as the API server says now.
+    /// Lists all load balancers of a cluster as the API server has them now, and answers the request later.
     pub(super) fn list(&mut self, cluster: String, reply: Reply<Result<Vec<v1::LoadBalancer>, Problem>>) {
         let (api, done) = (self.api.clone(), self.done.clone());
         let begun = self.balancers.list_begins();
@@ -325,7 +328,7 @@ impl Registry {
         });
     }
 
-    /// They were listed.
+    /// Takes in a list, and answers the request for it.
     pub(super) fn listed(
         &mut self,
         cluster: &str,
@@ -350,7 +353,7 @@ impl Registry {
         drop(reply.send(answer));
     }
 
-    /// With other settings something may be had that could not be had before.
+    /// Follows a change of the settings, which may make other requests possible.
     pub(super) fn follow_settings(&mut self) {
         self.settings.mark_unchanged();
         let clusters: Vec<_> = self.clusters.keys().cloned().collect();
@@ -360,14 +363,15 @@ impl Registry {
     }
 }
 
-/// The API server did not answer, or not with what was asked for. What it says of itself is no guest's business.
+/// Logs that the API server did not answer as expected, and returns the error for the guest, which must not see
+/// the details.
 fn unasked(cluster: &str, error: &VolumeError) -> Problem {
     tracing::warn!(cluster, "load balancers: {}", text::chain(error));
     Problem::Unavailable("the API of the host cluster cannot be reached now; repeat the call".to_owned())
 }
 
 impl Step {
-    /// The object that it is about, if there is one already.
+    /// Returns the object that the step changes or deletes.
     fn id(&self) -> Option<&str> {
         match self {
             Self::Done | Self::Make(_) => None,
@@ -375,7 +379,7 @@ impl Step {
         }
     }
 
-    /// As people are told of it.
+    /// Returns the word for the step in the log.
     fn name(&self) -> &'static str {
         match self {
             Self::Done => "as it is",

@@ -1,4 +1,4 @@
-//! The registry between guest clusters and an API server that is in this process: what is asked of that, in which order, and how
+//! Tests of the registry with an API server in this process: which calls it makes to that, in which order, and how
 //! often.
 
 use std::collections::BTreeMap;
@@ -29,30 +29,30 @@ mod checked;
 mod given_back;
 mod leaving;
 
-/// How long the registry is given to come to rest; time stands still meanwhile.
+/// Time that the registry gets to come to rest; the clock is paused meanwhile.
 const REST: Duration = Duration::from_millis(900);
 
-/// What the API server has, and what it was asked.
+/// Objects of the API server, and the changes that were requested.
 #[derive(Default)]
 struct Objects {
     balancers: BTreeMap<String, Value>,
-    /// VirtualMachines, in their namespaces.
+    /// VirtualMachines of all namespaces.
     vms: Vec<Value>,
     version: u64,
-    /// Changes that were asked for: method and name.
+    /// Requested changes: method and name.
     changes: Vec<String>,
-    /// A webhook lets nothing be made.
+    /// True if a webhook rejects every new object.
     is_refusing: bool,
-    /// It does not answer lists.
+    /// True if lists are not answered.
     is_away: bool,
-    /// Changes that it does not answer yet.
+    /// Number of changes that are held up.
     waiting: usize,
 }
 
 #[derive(Clone)]
 struct Server {
     objects: Arc<Mutex<Objects>>,
-    /// What each change waits for.
+    /// Permits for which each change waits.
     places: Arc<Semaphore>,
 }
 
@@ -157,7 +157,7 @@ impl Reaches for Nobody {
     }
 }
 
-/// A registry that does nothing by itself: a test has it take in what comes.
+/// Registry that does nothing by itself: a test passes messages to it.
 struct Bench {
     server: Server,
     registry: Registry,
@@ -179,7 +179,8 @@ fn asking(address: &str) -> Wanted {
 }
 
 impl Bench {
-    /// One where the cluster `ns/dev` has a VM that is attached to `ns/lan`, and there are no load balancers and no pools.
+    /// Builds a registry where the cluster `ns/dev` has a VM that is attached to `ns/lan`, and there are no load
+    /// balancers or pools.
     fn new() -> Self {
         let server = Server { objects: Arc::default(), places: Arc::new(Semaphore::new(1000)) };
         let client = kube::Client::new(server.clone(), "default");
@@ -219,7 +220,7 @@ impl Bench {
         })
     }
 
-    /// There is a VM of a cluster on a network, as is heard and as the API says.
+    /// Adds a VM of a cluster on a network, both to the API and to the reports.
     fn vm(&mut self, name: &str, cluster: &str, network: &str) {
         let labels = json!({ "guestcluster.harvesterhci.io/name": cluster });
         self.server.objects().vms.push(json!({
@@ -231,7 +232,7 @@ impl Bench {
         self.registry.tell(news);
     }
 
-    /// It is heard that a VM is gone; the API may say something else.
+    /// Reports that a VM is deleted; the API still has it unless `is_true`.
     fn lose(&mut self, name: &str, cluster: &str, is_true: bool) {
         if is_true {
             self.server.objects().vms.retain(|vm| vm["metadata"]["name"] != name);
@@ -241,7 +242,7 @@ impl Bench {
         self.registry.tell(news);
     }
 
-    /// A pool of one address of `ns/lan`, for all clusters.
+    /// Adds a pool with one address of `ns/lan`, for all clusters.
     fn pool(&mut self, name: &str, address: &str) {
         let scope = json!([{ "project": "*", "namespace": "*", "guestCluster": "*" }]);
         let pool: Pool = serde_json::from_value(json!({
@@ -270,7 +271,7 @@ impl Bench {
         answer
     }
 
-    /// Takes in what has come of what was asked, until nothing more comes.
+    /// Takes in results of calls until no more arrive.
     async fn rest(&mut self) {
         while let Ok(Some(done)) = tokio::time::timeout(REST, self.registry.dones.recv()).await {
             self.registry.take_in(done);
@@ -283,7 +284,7 @@ impl Bench {
         answer.await.unwrap().unwrap()
     }
 
-    /// Harvester gives an address, of which is heard.
+    /// Has Harvester assign an address, and reports the change.
     fn allocate(&mut self, name: &str, ip: &str) {
         let id = self.registry.balancers.own("ns/dev", &service(name)).unwrap().name().to_owned();
         let mut objects = self.server.objects();
@@ -312,12 +313,12 @@ impl Bench {
         changes.iter().map(short).collect()
     }
 
-    /// What is wanted of each object, as it says.
+    /// Returns the requested configuration as the object of a Service has it.
     fn wanted_of(&self, name: &str) -> Wanted {
         self.registry.balancers.own("ns/dev", &service(name)).unwrap().wanted.clone().unwrap()
     }
 
-    /// Changes are held up from now on, or go on.
+    /// Holds up changes from now on, or lets them continue.
     fn hold(&self, is_held: bool) {
         if is_held {
             self.server.places.forget_permits(1000);
@@ -327,7 +328,8 @@ impl Bench {
     }
 }
 
-/// A request that could not be had and can be had now is made again for nobody who waits; what has come meanwhile counts.
+/// A request that has become possible is retried although no caller waits. Requests made meanwhile take
+/// precedence.
 #[tokio::test(start_paused = true)]
 async fn what_was_refused_is_not_made_again_after_it_was_changed_or_given_back() {
     let mut bench = Bench::new();
@@ -335,7 +337,7 @@ async fn what_was_refused_is_not_made_again_after_it_was_changed_or_given_back()
         let told = bench.ensured(name, asking(address)).await;
         assert_eq!(told.reason, "AddressOutsidePools");
     }
-    // Something is under way, and behind it one is changed and one given back. Then all can be had.
+    // While a job is under way, one waiting request is changed and one released. Then all become possible.
     bench.hold(true);
     let busy = bench.ensure("ns/dev", "busy", wanted());
     let changed = bench.ensure("ns/dev", "web", wanted());
@@ -353,7 +355,7 @@ async fn what_was_refused_is_not_made_again_after_it_was_changed_or_given_back()
     assert!(bench.registry.balancers.asked.is_empty());
 }
 
-/// Nobody would give back what a cluster gets that has no VMs any more.
+/// Pending requests of a cluster without VMs are dropped, since nobody would release what it gets.
 #[tokio::test(start_paused = true)]
 async fn what_a_dead_cluster_has_asked_for_is_asked_for_no_more() {
     let mut bench = Bench::new();
@@ -366,7 +368,7 @@ async fn what_a_dead_cluster_has_asked_for_is_asked_for_no_more() {
         bench.registry.balancers.keys(None).is_empty()
             && bench.registry.clusters["ns/dev"].balancers.all().next().is_none()
     );
-    // It lives again, and asks.
+    // The cluster has a VM again, which requests it.
     bench.vm("a", "dev", "ns/lan");
     assert_eq!(bench.ensured("web", asking("192.0.2.7")).await.state(), State::Pending);
 }
@@ -399,7 +401,7 @@ async fn nothing_is_written_where_nothing_has_changed() {
     assert_eq!(bench.changes().len(), 2, "{:?}", bench.changes());
 }
 
-/// What the host refuses is tried again by nothing that a guest does.
+/// Requests that the host refuses are not retried because of anything that a guest does.
 #[tokio::test(start_paused = true)]
 async fn what_a_webhook_denies_is_not_tried_for_each_thing_that_happens() {
     let mut bench = Bench::new();
@@ -435,11 +437,11 @@ async fn of_what_cannot_be_had_no_more_is_remembered_than_a_cluster_may_have() {
         }
     }
     assert_eq!(bench.registry.balancers.asked.len(), 3);
-    // Those that are remembered may ask again.
+    // Services with a remembered request may change it.
     assert_eq!(bench.ensured("s0", asking("192.0.2.8")).await.state(), State::Failed);
 }
 
-/// A VM may be in another namespace: only if none has it, it is gone.
+/// A VM may be in another namespace: it is deleted only if no namespace has it.
 #[tokio::test(start_paused = true)]
 async fn a_vm_in_another_namespace_is_not_gone() {
     let mut bench = Bench::new();

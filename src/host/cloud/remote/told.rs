@@ -1,4 +1,4 @@
-//! A load balancer of the host cluster's API as its cluster is told of it. Pure.
+//! Describes a load balancer in the host cluster's API for its guest cluster. Pure.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use super::object::{Address, Object};
 use crate::host::text;
 use crate::wire::proto::v1::{self, load_balancer::State};
 
-/// The load balancer that is known by this key, as its cluster is told of it; nothing if there is none. `networks` are those that VMs
-/// of the cluster are attached to, if they are known.
+/// Describes the load balancer with this key for its cluster; returns `None` if there is none. `networks` are
+/// those that VMs of the cluster are attached to, if they are known.
 pub fn message(
     balancers: &Balancers,
     networks: Option<&BTreeSet<String>>,
@@ -22,12 +22,12 @@ pub fn message(
     let asked = balancers.asked.get(key);
     let own = match (balancers.keyed(key), asked) {
         (None, Some(asked)) => balancers.unclaimed(cluster, &asked.service),
-        // Else it would be told of twice.
+        // This object is already reported as the load balancer of the Service whose request cannot be satisfied.
         (Some(own), _) if balancers.is_asked_for(own) => return None,
         (own, _) => own,
     };
     let of_other = balancers.shared(cluster, uid);
-    // What is going shows that it is, unless something else has come.
+    // An object that is being deleted is reported, unless the Service shares another's address by now.
     let own = own.filter(|own| !own.is_going() || of_other.is_none());
     let mut told = match (own, of_other) {
         (Some(own), _) => object(ground, own, &own.service, own.wanted.as_ref(), own.announcing()),
@@ -57,7 +57,7 @@ pub fn message(
     Some(told)
 }
 
-/// One for which there is nothing yet.
+/// Describes a load balancer for which there is no object yet.
 fn bare(service: &Service, wanted: &Wanted) -> v1::LoadBalancer {
     let mut told = v1::LoadBalancer {
         service: Some(service.into()),
@@ -95,7 +95,7 @@ fn object(
 
 type Standing = (State, &'static str, String, Vec<v1::LoadBalancerAddress>);
 
-/// How it is, why, and which addresses it has.
+/// Returns the state of an object, the reason for it, a message, and the addresses.
 fn standing(ground: Ground<'_>, object: &Object, wanted: Option<&Wanted>) -> Standing {
     let address = object.address();
     let addresses = match &address {
@@ -135,7 +135,7 @@ fn standing(ground: Ground<'_>, object: &Object, wanted: Option<&Wanted>) -> Sta
     (state, reason, message, addresses)
 }
 
-/// Whether an address is not what was asked for.
+/// Reports whether an address differs from the requested one, or is of a family that was not requested.
 fn is_another(wanted: &Wanted, address: std::net::IpAddr) -> bool {
     let is_asked = wanted.addresses.first().is_none_or(|asked| *asked == address);
     !is_asked || !wanted.families.contains(&Family::of(address))

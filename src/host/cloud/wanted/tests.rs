@@ -1,6 +1,6 @@
 use super::*;
 
-/// A request for one TCP port of this Service.
+/// Builds a request for one TCP port of this Service.
 pub fn request(name: &str, uid: &str) -> v1::EnsureLoadBalancerRequest {
     v1::EnsureLoadBalancerRequest {
         service: Some(v1::ServiceReference { namespace: "shop".into(), name: name.into(), uid: uid.into() }),

@@ -1,4 +1,4 @@
-//! What is believed of the VMs of the model, and of whoever plugs volumes into them.
+//! Assumptions about the VMs of the model, and about other programs that plug volumes into them.
 
 use super::super::super::backends::authority::Said;
 use super::super::super::backends::volumes::{Holder, Place, Published};
@@ -6,29 +6,29 @@ use super::super::super::backends::volumes::{Holder, Place, Published};
 pub const VMS: usize = 2;
 pub const NAMES: [&str; VMS] = ["0", "1"];
 
-/// What a QEMU is sent: one thing at a time.
+/// Command that a QEMU is sent; at most one at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// To open the image as a block node.
+    /// Open the image as a block node.
     Open,
-    /// To put a disk before the node.
+    /// Attach a disk to the node.
     Plug,
-    /// To take away the host half's own disk, with the node behind it, or one that another program has plugged: they are called
-    /// differently.
+    /// Delete the host half's own disk with its node or, if `as_is`, one that another program has plugged: the two
+    /// have different identifiers.
     Delete { as_is: bool },
 }
 
-/// What a QEMU has of the image.
+/// Part of the image that a QEMU has open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Has {
     Nothing,
-    /// It has opened it as a block node, and nothing uses that: so it holds no lock on the image (raw images; of qcow2 ones it does).
+    /// A block node that nothing uses. It holds no lock on a raw image. (It would on a qcow2 image.)
     Node,
-    /// A disk, and the locks.
+    /// A disk, which holds the locks.
     Disk {
-        /// Another program has plugged it, in its own way.
+        /// True if another program has plugged it, in its own way.
         as_is: bool,
-        /// QEMU has asked the guest's kernel to let go of it, which it does at any time.
+        /// True if QEMU has asked the guest's kernel to let go of it, which may happen at any time.
         is_asked: bool,
     },
 }
@@ -40,9 +40,9 @@ pub struct Qemu {
     pub answers: bool,
     pub is_listed: bool,
     pub has: Has,
-    /// Sent, and not carried out yet.
+    /// Command that was sent and has not been carried out yet.
     pub pending: Option<Command>,
-    /// The host half saw its process end.
+    /// True if the host half saw the process end.
     pub end_was_seen: bool,
 }
 
@@ -54,7 +54,7 @@ fn vm_of(uuid: &str) -> usize {
     NAMES.iter().position(|name| *name == uuid).unwrap()
 }
 
-/// What is remembered of the volume.
+/// Record of the VM to which the volume is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Record {
     pub vm: usize,
@@ -68,7 +68,7 @@ impl Record {
     }
 }
 
-/// Who holds the volume, in few words.
+/// Holder of the volume, in a compact form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Held {
     By(usize),
@@ -96,7 +96,7 @@ impl From<Holder> for Held {
     }
 }
 
-/// The VM that a place is of.
+/// Returns the VM that a place names.
 pub fn at(place: &Place) -> usize {
     vm_of(&place.uuid)
 }
@@ -127,7 +127,7 @@ impl Qemu {
         self.is_listed && self.runs && self.answers
     }
 
-    /// A command can be sent.
+    /// Reports whether a command can be sent.
     pub fn is_ready(self) -> bool {
         self.can_be_asked() && self.pending.is_none()
     }
@@ -142,8 +142,8 @@ impl Qemu {
         }
     }
 
-    /// All that can become of what it was sent, first what is wanted; the image is there or not, and another QEMU has locked it or
-    /// not. Without nodes, images are opened and plugged at once.
+    /// Returns all possible results of the pending command, the wanted one first. The image exists or not, and another
+    /// QEMU has locked it or not. Without nodes, images are opened and plugged in one step.
     pub fn carried_out(self, is_there: bool, is_locked: bool, has_nodes: bool) -> Vec<Self> {
         let done = |has| Self { has, pending: None, ..self };
         match (self.pending, self.has) {
@@ -162,13 +162,13 @@ impl Qemu {
         }
     }
 
-    /// What counts no more is as it was at first, so that fewer states differ.
+    /// Resets what no longer matters, so that fewer states differ.
     pub fn simple(self) -> Self {
-        // Nobody asks one that is in no list.
+        // A VM that is in no list is never asked.
         Self { answers: self.answers || !self.is_listed, ..self }
     }
 
-    /// Another program plugs it, or takes away what is there.
+    /// Plugs the volume as another program would, or unplugs whatever disk there is.
     pub fn is_meddled_with(&mut self, is_free: bool) {
         if self.has.is_disk() {
             self.has = Has::Nothing;

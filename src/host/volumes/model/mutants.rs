@@ -1,4 +1,4 @@
-//! Programs that are wrong in one place, of each of which the model has to say what is wrong with it.
+//! Programs with one fault each, which the model has to detect.
 
 use super::super::super::backends::authority::{Open, Said, Verdict, judge};
 use super::super::super::backends::volumes::{Holder, Place, Published};
@@ -7,7 +7,7 @@ use super::{PROGRAM, Program, explore, worlds};
 
 type Record<'r> = Option<&'r Published>;
 
-/// One that is being taken away is plugged as if it were not.
+/// Fault: a volume that is being unplugged is plugged as if it were not.
 fn publish_while_leaving_plugs(request: Request<'_>, record: Record<'_>, holder: Option<&Holder>) -> Next {
     match (request, record) {
         (Request::Publish { uuid, .. }, Some(record)) if record.uuid == uuid => Next::Plug,
@@ -15,7 +15,7 @@ fn publish_while_leaving_plugs(request: Request<'_>, record: Record<'_>, holder:
     }
 }
 
-/// Whoever cannot be asked has it no more.
+/// Fault: a VM that cannot be asked is assumed not to have the volume.
 fn unknown_is_off(request: Request<'_>, record: Record<'_>, holder: Option<&Holder>) -> Next {
     let holder = holder.map(|holder| match holder {
         Holder::Unknown(_) => Holder::Off,
@@ -24,7 +24,7 @@ fn unknown_is_off(request: Request<'_>, record: Record<'_>, holder: Option<&Hold
     next(request, record, holder.as_ref())
 }
 
-/// What nobody is remembered to have nobody has.
+/// Fault: a volume without a record is assumed to be in no VM.
 fn nothing_comes_back(request: Request<'_>, record: Record<'_>, holder: Option<&Holder>) -> Next {
     match (request, record) {
         (Request::Unpublish { .. }, None) => Next::Done,
@@ -32,7 +32,7 @@ fn nothing_comes_back(request: Request<'_>, record: Record<'_>, holder: Option<&
     }
 }
 
-/// It is not taken from a VM that is not remembered to have it.
+/// Fault: a volume is never unplugged from a VM that is not the one of its record.
 fn nothing_is_taken_back(request: Request<'_>, record: Record<'_>, holder: Option<&Holder>) -> Next {
     match next(request, record, holder) {
         Next::TakeBack(place) => Next::Refuse(Refusal::Held(place)),
@@ -40,7 +40,7 @@ fn nothing_is_taken_back(request: Request<'_>, record: Record<'_>, holder: Optio
     }
 }
 
-/// It is removed whoever is remembered to have it.
+/// Fault: a volume is removed whatever its record says.
 fn remove_minds_no_record(request: Request<'_>, record: Record<'_>, holder: Option<&Holder>) -> Next {
     match request {
         Request::Remove { .. } => Next::Remove,
@@ -48,7 +48,7 @@ fn remove_minds_no_record(request: Request<'_>, record: Record<'_>, holder: Opti
     }
 }
 
-/// It is not plugged into a VM from which it was being taken away, although that has it no more.
+/// Fault: a volume that was being unplugged from a VM is never plugged again, although the VM no longer has it.
 fn what_has_left_stays_away(request: Request<'_>, record: Record<'_>, holder: Option<&Holder>) -> Next {
     match (request, record, next(request, record, holder)) {
         (Request::Publish { .. } | Request::Unpublish { .. }, Some(record), Next::Forget)

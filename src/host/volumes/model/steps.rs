@@ -1,12 +1,12 @@
-//! What the host half does in the model, one step after the other, until the operation ends. Of several steps that may be next the
-//! last is the one that is taken where nothing goes wrong.
+//! Steps of the host half in the model, one after the other, until the operation ends. Of several possible next
+//! steps, the last is the one that is taken if nothing goes wrong.
 
 use super::super::protocol::{Next, Request};
 use super::facts::at;
 use super::{Command, Doing, Has, Held, NAMES, Operation, Qemu, Record, State, Steps, VMS, Wanted, World};
 
 impl State {
-    /// What repair begins.
+    /// Returns the operations that repair may begin.
     pub fn repaired(&self, world: World) -> Steps {
         let mut all = Vec::new();
         for vm in (0..VMS).filter(|vm| self.qemus[*vm].is_ready()) {
@@ -36,7 +36,7 @@ impl State {
         all
     }
 
-    /// With a command on its way; none if the VM cannot be told it.
+    /// Sends a command to a VM; returns `None` if the VM cannot take it.
     fn sent(&self, to: usize, command: Command, was_empty: bool) -> Option<Self> {
         let mut state = *self;
         if !state.qemus[to].is_ready() {
@@ -48,7 +48,7 @@ impl State {
     }
 
     fn take_back(&self, vm: usize) -> Option<Self> {
-        // What another program has plugged is that program's.
+        // A disk that another program has plugged is not taken back.
         let mut state = self.sent(vm, Command::Delete { as_is: false }, false)?;
         if self.qemus[vm].has.is_as_is() {
             return None;
@@ -61,11 +61,11 @@ impl State {
         Self { operation: None, ..*self }
     }
 
-    /// Whoever asked for it to be taken away is told that nobody has it.
+    /// Ends a request to unpublish with success: its caller takes the volume to be free.
     fn unpublished(&self, world: World, operation: Operation) -> Self {
         let mut state = self.given_up();
         let has = state.qemus.iter().any(|qemu| qemu.has.is_disk() && !qemu.has.is_as_is());
-        // What gives way to another program may be plugged late.
+        // Where other programs plug the volume too, one that gives way to them may be plugged late.
         let is_wrong = has && !state.was_wrong && !world.has_others;
         if is_wrong && operation.wanted == (Wanted::Unpublish { by_force: false }) {
             state.wrong = Some("unpublished, and a VM has it");
@@ -73,7 +73,8 @@ impl State {
         state
     }
 
-    /// With an error: what was found of another program's is that program's again if it stays.
+    /// Ends the operation with an error. A record that it wrote for another program's disk is removed if the disk
+    /// stays.
     fn failed(&self, operation: Operation) -> Self {
         let mut state = self.given_up();
         if operation.has_recognised && state.record.is_some_and(|record| !record.leaving) {
@@ -82,7 +83,8 @@ impl State {
         state
     }
 
-    /// Who answers has carried out, or dropped, what it was sent before: each state with who holds it then.
+    /// Asks the VMs for the holder. A VM that answers has carried out or dropped its earlier command. Returns each
+    /// possible state with the holder in it.
     fn asked(&self, world: World) -> Vec<(Self, Held)> {
         let mut outcomes = vec![*self];
         for vm in (0..VMS).filter(|vm| self.qemus[*vm].can_be_asked() && self.qemus[*vm].pending.is_some()) {
@@ -97,12 +99,12 @@ impl State {
         outcomes.into_iter().map(|state| (state, state.held(world))).collect()
     }
 
-    /// What another program has plugged, as far as it counts for a request to take the volume away.
+    /// Looks for what another program has plugged, as far as it matters for a request to unpublish the volume.
     fn looked(&self, world: World, operation: Operation) -> Steps {
         let doing = |doing, has_recognised| Some(Operation { doing, has_recognised, ..operation });
         let Some(record) = self.record else {
             let is_found = |vm: &usize| self.qemus[*vm].has.is_as_is() && self.qemus[*vm].can_be_asked();
-            // Whoever asks means one of them, or none.
+            // The request may name any of these VMs, or none.
             let mut all: Vec<_> = (0..VMS)
                 .filter(is_found)
                 .map(|vm| Self { record: Some(Record { vm, leaving: false }), is_found: true, ..*self })
@@ -176,7 +178,7 @@ impl State {
             Next::Unplug(from) => {
                 let vm = at(&from);
                 let mut refused = self.failed(operation);
-                // Where another program does it, that says whether it is still to leave.
+                // Where another program also unplugs the disk, it decides whether the volume is still to leave.
                 if world.program.forgets_that_it_leaves || world.has_others {
                     refused.leaves(false);
                 }
@@ -202,8 +204,8 @@ impl State {
         }
     }
 
-    /// The image is removed, unless somebody is seen to have it. Where it is open, or that cannot be told, the VMs are asked, and close
-    /// what is left of disks that are no more.
+    /// Removes the image, unless it is seen to be in use. If it is open, or that cannot be determined, the VMs are
+    /// asked first, and close the nodes left over from former disks.
     fn removed(&self, world: World) -> Vec<Self> {
         let mut all = Vec::new();
         let is_open = !world.is_local || self.qemus.iter().any(|qemu| qemu.has != Has::Nothing);
@@ -229,7 +231,7 @@ impl State {
         all
     }
 
-    /// The record says that this VM has it, and what is missing for that is done.
+    /// Records that this VM has the volume, and sends the next command that is needed for it.
     fn plugged(&self, operation: Operation, vm: usize) -> Steps {
         let (was_empty, state) = match operation.doing {
             Doing::Sent { was_empty, .. } => (was_empty, *self),
@@ -244,7 +246,7 @@ impl State {
             Has::Node => Command::Plug,
             Has::Disk { is_asked, .. } => {
                 let mut state = state.given_up();
-                // Whoever was told so writes to a disk that vanishes.
+                // The guest would write to a disk that is about to vanish.
                 if is_asked && !state.was_wrong {
                     state.wrong = Some("published, and the guest was asked to let go of it");
                 }
@@ -258,7 +260,7 @@ impl State {
         }
     }
 
-    /// The answer to a command, which may be lost.
+    /// Takes in the answer to a command, which may also be lost.
     fn answered(
         &self,
         world: World,
@@ -275,7 +277,7 @@ impl State {
         let has = self.qemus[to].has;
         match (command, has) {
             (Command::Open, Has::Nothing) | (Command::Plug, Has::Nothing | Has::Node) => {
-                // Refused: then nothing is remembered that was not remembered before. A node that cannot be closed stays.
+                // Refused: a record that did not exist before is removed. A node that cannot be closed stays.
                 if was_empty {
                     state.forget();
                 }
@@ -286,7 +288,7 @@ impl State {
             (Command::Open | Command::Plug, _) => {
                 all.extend(self.plugged(operation, to));
             }
-            // Another program has plugged it again meanwhile, here or elsewhere: nobody has seen it free.
+            // Another program has plugged it again meanwhile, in this VM or another, so it was not seen to be free.
             (Command::Delete { .. }, _) if self.qemus.iter().any(|qemu| qemu.has.is_as_is()) => {
                 all.push(("it is in use again", self.failed(operation)));
             }

@@ -1,20 +1,21 @@
-//! That nothing is lost: from every state that can be all requests end in success as soon as nothing more goes wrong. Then all VMs are
-//! listed and answer, whatever they were sent is done, guests let go of what they are asked to, nobody meddles, and whoever asks
-//! repeats what was refused.
+//! Nothing is lost: from every possible state, all requests succeed as soon as nothing more goes wrong. All VMs
+//! are then listed and answer, pending commands are carried out, guests let go of disks when asked, no other
+//! program interferes, and callers repeat refused requests.
 //!
-//! A VM that is off may remain off, except where the kernel cannot say whether an image is open: there only somebody who knows that
-//! it has ended can say so (`--force`), or it starts again and says it itself.
+//! A VM that is off may remain off, except where the kernel cannot say whether an image is open. There, either a
+//! person who knows that the VM has ended must say so (`--force`), or the VM must start again and answer for
+//! itself.
 
 use std::collections::HashSet;
 
 use super::{Doing, Has, Qemu, State, VMS, Wanted, World};
 
-/// More steps than any request takes.
+/// Limit of steps, which is more than any request takes.
 const MANY: usize = 40;
-/// How often a request is repeated.
+/// Number of times that a request is repeated.
 const TIMES: usize = 3;
 
-/// What was looked at: many states come to the same when nothing more goes wrong.
+/// States that have been checked. Many states become the same when nothing more goes wrong.
 #[derive(Debug, Default)]
 pub struct Successes(HashSet<State>);
 
@@ -30,7 +31,7 @@ impl Successes {
 }
 
 impl State {
-    /// The same, from when on nothing goes wrong; VMs that are off are started, or stay off.
+    /// Returns the state from which nothing goes wrong any longer. VMs that are off are started if `is_started`.
     fn calm(&self, world: World, is_started: bool) -> Self {
         let mut state = *self;
         for vm in 0..VMS {
@@ -42,7 +43,7 @@ impl State {
         state
     }
 
-    /// A VM has done what it was to do.
+    /// Completes a VM's pending command, and has its guest let go of a disk if asked to.
     fn settled(&self, world: World, vm: usize) -> Self {
         let mut state = self.carried_out(vm, world).swap_remove(0);
         if state.qemus[vm].has.is_asked() {
@@ -51,7 +52,7 @@ impl State {
         state
     }
 
-    /// The operation that is under way is done to its end.
+    /// Completes the operation that is under way.
     fn ended(mut self, world: World) -> Result<Self, &'static str> {
         for _ in 0..MANY {
             let Some(operation) = self.operation else { return Ok(self) };
@@ -63,7 +64,7 @@ impl State {
         Err("an operation goes on for ever")
     }
 
-    /// A request, repeated until it is done.
+    /// Repeats a request until it is done.
     fn done(
         mut self,
         world: World,
@@ -91,16 +92,16 @@ impl State {
             return Ok(());
         }
         let others = |state: &Self| state.qemus.iter().any(|qemu| qemu.has.is_as_is());
-        // What is there may be published again to where it is.
+        // A published volume may be published again to the same VM.
         if let Some(record) = state.record.filter(|record| !record.leaving && !others(&state)) {
             let vm = record.vm;
             if state.qemus[vm].runs && state.qemus[1 - vm].has == Has::Nothing {
                 state = state.publishes(world, vm)?;
             }
         }
-        // Nobody else can say then that a VM which is off has it no more.
+        // Without the kernel's answer, only a person can say that a VM which is off no longer has the volume.
         let by_force = !world.is_local && !state.has_all_running();
-        // What another program has plugged stays.
+        // A disk that another program has plugged stays.
         let has = |qemu: &Qemu| qemu.has.is_disk() && !qemu.has.is_as_is();
         let is_free = |state: &Self| state.record.is_none() && !state.qemus.iter().any(has);
         let freed =

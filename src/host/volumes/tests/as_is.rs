@@ -1,4 +1,4 @@
-//! Volumes that another program plugs, which asks nobody and looks at no record.
+//! Volumes that another program plugs without coordination, ignoring all records.
 
 use super::*;
 
@@ -11,7 +11,8 @@ impl Bench {
         self.keeper.unpublish(&Asker::Host, id, Some(&place(node).uuid), false).await
     }
 
-    /// A volume that is published to `a`, which has it no more, and that another program has plugged into `b`.
+    /// Creates a volume that is published to `a`, which no longer has it, and that another program has plugged into
+    /// `b`.
     async fn overtaken(&self) -> String {
         let id = self.create("v").await.unwrap().id;
         self.publish(&id, "a").await.unwrap();
@@ -21,7 +22,8 @@ impl Bench {
     }
 }
 
-/// Neither could the node be left that has the volume no more, nor could the one have it that has it.
+/// Regression: the volume could neither be unpublished from the node that had lost it, nor published to the one
+/// that had it.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_has_lost_a_volume_to_another_program_can_be_left() {
     let bench = Bench::new().await;
@@ -39,7 +41,7 @@ async fn a_node_that_has_lost_a_volume_to_another_program_can_be_left() {
     bench.plugged(&[("b", &id)]);
 }
 
-/// Whoever names no node means whichever has the volume, and that is told first.
+/// A request without a node means the VM that has the volume, and the caller first has to learn which one that is.
 #[tokio::test(start_paused = true)]
 async fn who_names_no_node_hears_which_vm_has_a_volume_that_was_elsewhere() {
     for forced in [false, true] {
@@ -65,7 +67,7 @@ async fn a_record_stays_while_it_is_not_proved_that_another_vm_has_the_volume() 
     bench.memory.be_silent("b");
     is(bench.unpublish_from(&id, "a").await, Kind::Unavailable);
     assert_eq!(bench.record(&id).await.as_deref(), Some("a"));
-    // What is the host half's own, wherever it came from, is taken back as ever.
+    // A volume that the host half has plugged itself is handled as usual.
     let own = bench.create("w").await.unwrap().id;
     bench.publish(&own, "a").await.unwrap();
     bench.memory.be_silent("a");
@@ -73,7 +75,8 @@ async fn a_record_stays_while_it_is_not_proved_that_another_vm_has_the_volume() 
     assert_eq!(bench.record(&own).await.as_deref(), Some("a"));
 }
 
-/// The agents of these VMs never come, and without its guest's word nobody loses what another program has plugged.
+/// The agents of these VMs never connect. Without a guest's consent, a disk of another program is unplugged only
+/// by force.
 #[tokio::test(start_paused = true)]
 async fn what_stays_with_another_program_is_not_remembered() {
     let bench = Bench::new().await;
@@ -90,7 +93,7 @@ async fn what_stays_with_another_program_is_not_remembered() {
         );
         bench.plugged(&[("a", &id)]);
     }
-    // What was published before stays published.
+    // A volume that was published before stays published.
     bench.publish(&id, "a").await.unwrap();
     is(bench.unpublish_from(&id, "a").await, Kind::Precondition);
     assert_eq!(bench.record(&id).await.as_deref(), Some("a"));

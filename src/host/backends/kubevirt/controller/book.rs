@@ -1,8 +1,9 @@
-//! Which VMs a cluster has: what is heard of VirtualMachines and their VirtualMachineInstances, made into changes. Pure.
+//! Turns the events about VirtualMachines and VirtualMachineInstances of a cluster into changes of its list of
+//! VMs. Pure.
 //!
-//! A VM is known by its namespace and name, and there is one of each, however far the one that runs is from the one that is
-//! wanted: as long as there is a VirtualMachineInstance, all that is told is what that says. So the VM whose guest asks for
-//! something is always the one that is told.
+//! A VM is identified by namespace and name, and is reported once even if its run differs from its desired
+//! state: as long as a VirtualMachineInstance exists, only that is reported. The VM whose guest makes a request
+//! is thus always the reported one.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,19 +18,19 @@ use crate::host::limits::Limits;
 use crate::kubernetes::follow::Heard;
 use crate::transport::dial::{Dial, Dialing, Error, Source};
 
-/// What of VMs the settings say.
+/// Settings for VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// How many volumes may be plugged into a VM.
+    /// Maximum number of volumes that may be plugged into a VM.
     pub max_volumes: u32,
-    /// What a guest may cost.
+    /// Limits on the resources that a guest may consume.
     pub limits: Arc<Limits>,
-    /// Labels of Nodes that clusters are told, beside region and zone.
+    /// Labels of Nodes that are reported to guest clusters, in addition to region and zone.
     pub node_labels: Vec<String>,
 }
 
 impl Options {
-    /// The VM with these facts.
+    /// Builds the VM with these facts.
     pub fn vm(&self, facts: &Facts) -> Arc<Vm> {
         self.told(facts).vm
     }
@@ -40,7 +41,7 @@ impl Options {
     }
 }
 
-/// Dials no agent: that is for the guestlet-host of its node.
+/// Dialer that always fails: agents are dialled by the guestlet-host on their node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct AtNode(String);
 
@@ -66,33 +67,33 @@ impl Dial for AtNode {
     }
 }
 
-/// Of which objects something is heard.
+/// Kind of the objects that an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// VirtualMachines.
+    /// VirtualMachines: the desired state.
     Wanted,
-    /// VirtualMachineInstances.
+    /// VirtualMachineInstances: the runs.
     Runs,
 }
 
-/// What is known of all VMs.
+/// State of all VMs.
 #[derive(Debug)]
 pub struct Book {
     options: Options,
-    /// By name, those of each [`Kind`].
+    /// Facts by VM name, for each [`Kind`].
     known: [BTreeMap<String, Arc<Facts>>; 2],
-    /// Nothing is told before both were heard.
+    /// True for each kind that has been listed. No changes are reported before both are.
     heard: [bool; 2],
     listing: Listing,
 }
 
 impl Book {
-    /// One that knows of no VM, and says which list volumes of ours.
+    /// Creates an empty book. `listing` receives which VMs list volumes of guestlet's.
     pub fn new(options: Options, listing: Listing) -> Self {
         Self { options, known: [BTreeMap::new(), BTreeMap::new()], heard: [false; 2], listing }
     }
 
-    /// What changes by what was heard.
+    /// Applies an event and returns the resulting changes.
     pub fn hear(&mut self, kind: Kind, heard: Heard<Arc<Facts>>) -> Vec<Change> {
         let was_complete = self.is_complete();
         let names: BTreeSet<String> = match &heard {
@@ -121,7 +122,7 @@ impl Book {
         }
     }
 
-    /// What changes with other settings.
+    /// Applies new settings and returns the resulting changes.
     pub fn set(&mut self, options: Options) -> Vec<Change> {
         if self.options == options {
             return Vec::new();
@@ -156,13 +157,14 @@ impl Book {
         }
     }
 
-    /// What counts of a VM: its run, if there is one.
+    /// Returns the facts that count for a VM: those of its run, if it has one.
     fn facts(&self, name: &str) -> Option<&Arc<Facts>> {
         let [wanted, runs] = &self.known;
         runs.get(name).or_else(|| wanted.get(name))
     }
 
-    /// What of these VMs is another than what counted before. First what is gone: its identifiers may be another's.
+    /// Returns the changes of these VMs since `before`. Removals come first, because a removed VM's identifiers may
+    /// be in use by another VM.
     fn tell(&self, before: Vec<(Option<Arc<Facts>>, String)>) -> Vec<Change> {
         let (mut changes, mut present) = (Vec::new(), Vec::new());
         for (before, name) in before {
@@ -186,7 +188,7 @@ impl Book {
         let mut changes = told.changes(before.map(|before| self.options.told(before)).as_ref());
         let run = run(now);
         if before.map_or_else(|| run.is_some(), |before| self::run(before) != run) {
-            // Whoever hears that it runs finds it there.
+            // Sent after the VM is present, so that a receiver of the run finds the VM.
             let at = usize::from(matches!(changes.first(), Some(Change::Present(_))));
             changes.insert(at, Change::Run { name: now.name.clone(), run });
         }
@@ -194,7 +196,7 @@ impl Book {
     }
 }
 
-/// Without what only the node needs: there may be very many.
+/// Drops what only the node needs, because there may be very many VMs.
 pub(super) fn slim(mut facts: Arc<Facts>) -> Arc<Facts> {
     let slim = Arc::make_mut(&mut facts);
     slim.pods = Vec::new();
@@ -202,9 +204,9 @@ pub(super) fn slim(mut facts: Arc<Facts>) -> Arc<Facts> {
     facts
 }
 
-/// Where a VM runs.
+/// Returns where a VM runs.
 fn run(facts: &Facts) -> Option<Run> {
-    // One that is off has none.
+    // A VM that is off has no node.
     let is_there = !facts.node.is_empty();
     is_there.then(|| Run { node: facts.node.clone(), instance: facts.uid.clone() })
 }
@@ -219,7 +221,7 @@ mod tests {
         Options { max_volumes, limits: Arc::default(), node_labels: Vec::new() }
     }
 
-    /// The VirtualMachine `ns/vm` with this UID.
+    /// Builds the VirtualMachine `ns/vm` with this UID.
     fn wanted(vm: &str, uid: &str) -> Arc<Facts> {
         let (name, uid) = (format!("ns/{vm}"), uid.to_owned());
         let cluster = "ns/x".to_owned();
@@ -233,7 +235,7 @@ mod tests {
         })
     }
 
-    /// A run of it on this node.
+    /// Builds a run of it on this node.
     fn runs(vm: &str, uid: &str, node: &str) -> Arc<Facts> {
         let (wanted, node) = (Facts::clone(&wanted(vm, uid)), node.to_owned());
         let (pods, vsock) = (vec![("pod".to_owned(), node.clone())], Vsock::Cid(7));
@@ -253,7 +255,7 @@ mod tests {
         Arc::new(facts)
     }
 
-    /// What was told, in words.
+    /// Renders changes as texts that the tests compare.
     fn words(changes: &[Change]) -> Vec<String> {
         let word = |change: &Change| match change {
             Change::Present(vm) => {
@@ -272,7 +274,7 @@ mod tests {
         changes.iter().map(word).collect()
     }
 
-    /// One that has told of `a`, which runs on n1, and of `b`, which is off.
+    /// Creates a book that has reported `a`, which runs on n1, and `b`, which is off.
     fn begun() -> Book {
         let mut book = Book::new(options(9), Listing::default());
         let all = vec![wanted("a", "u-a"), wanted("b", "u-b")];
@@ -338,12 +340,12 @@ mod tests {
     #[test]
     fn what_an_instance_says_counts_as_long_as_it_is_there() {
         let mut book = begun();
-        // Made again under the same name, while a run of the one before has not ended.
+        // The VM was created again under the same name, while a run of the previous one has not ended.
         assert_eq!(book.hear(Kind::Wanted, Heard::Gone(wanted("a", "u-a"))), []);
         assert_eq!(book.hear(Kind::Wanted, Heard::There(wanted("a", "u-c"))), []);
         let told = words(&book.hear(Kind::Runs, Heard::Gone(runs("a", "u-a", "n1"))));
         assert_eq!(told, ["ns/a is u-c in ns/x by no node", "ns/a OFF"], "it is new in every respect");
-        // One that no VirtualMachine owns.
+        // A run without a VirtualMachine.
         let told = words(&book.hear(Kind::Runs, Heard::There(runs("d", "own", "n1"))));
         assert_eq!(told, ["ns/d is own in ns/x by node n1", "ns/d as run-of-own on n1", "ns/d RUNNING"]);
         assert_eq!(words(&book.hear(Kind::Runs, Heard::Gone(runs("d", "own", "n1")))), ["ns/d gone"]);

@@ -1,7 +1,8 @@
-//! The CA of the controllers: it vouches for the leader to nodes, and for nodes to the leader.
+//! CA of the controllers: it vouches for the leader to nodes, and for nodes to the leader.
 //!
-//! Its key is made by the first leader and kept in a Secret, so that whoever leads later is known to nodes, and knows them.
-//! What it signs is valid for a day and written nowhere: nodes fetch a new certificate in time, the leader makes itself one.
+//! The first leader generates the key and stores it in a Secret, so that nodes and later leaders continue to
+//! trust each other. The certificates that it signs are valid for a day and are not stored: nodes renew theirs
+//! in time, and the leader issues its own.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,37 +22,37 @@ use super::private;
 use super::request::{self, BadRequest};
 use crate::trust::{certificate, pem};
 
-/// The name of the Secret, of the type `kubernetes.io/tls`.
+/// Name of the Secret, of type `kubernetes.io/tls`.
 pub const SECRET: &str = "guestlet-controller-ca";
-/// The name by which nodes know the leader's certificate.
+/// Name in the leader's certificate, which nodes verify.
 pub const SERVER_NAME: &str = "guestlet-controller";
-/// Whose certificate the CA's is.
+/// Common name in the CA's certificate.
 const CA_NAME: &str = "guestlet-controller-ca";
-/// What stands before a node's name in its certificate.
+/// Prefix of a node's name in the URI of its certificate.
 const NODE: &str = "guestlet://node/";
-/// The longest common name (X.520); of a node with a longer one only the URI says it.
+/// Maximum length of a common name (X.520); a longer node name appears only in the URI.
 const LONGEST_COMMON_NAME: usize = 64;
-/// How long a certificate is valid.
+/// Validity of a certificate.
 pub const LASTING: Duration = Duration::from_secs(24 * 60 * 60);
-/// By how much clocks of nodes may be late.
+/// Time by which a certificate is backdated, for nodes whose clocks are slow.
 const EARLY: Duration = Duration::from_secs(60 * 60);
 const SECRET_TYPE: &str = "kubernetes.io/tls";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// Why there is no CA.
+/// Reason why there is no CA.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// What is in the Secret is none. Nobody makes a new one by himself: all nodes would have to be asked for their tokens again,
-    /// and whoever damaged it should be known.
+    /// The contents of the Secret are unusable. They are never replaced automatically: all nodes would have to
+    /// present their tokens again, and an administrator should learn about the damage.
     #[error(
         "the Secret {0} has no usable CA: {1}; delete it, and a new one is created, which nodes adopt by themselves"
     )]
     Damaged(String, String),
-    /// The API server does not give it.
+    /// The API server does not return the Secret.
     #[error("cannot {0}: {1}")]
     Unavailable(String, String),
-    /// No key or certificate can be made.
+    /// No key or certificate can be generated.
     #[error("cannot make a certificate")]
     Make(#[from] rcgen::Error),
     /// TLS cannot be set up with it.
@@ -59,21 +60,21 @@ pub enum CaError {
     Tls(#[from] rustls::Error),
 }
 
-/// Why a node gets no certificate.
+/// Reason why a node gets no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum SignError {
-    /// What it asked with.
+    /// The certification request is refused.
     #[error("the request for a certificate is refused: {0}")]
     Request(#[from] BadRequest),
-    /// Its name cannot stand in one.
+    /// The node's name is not valid in a certificate.
     #[error("{0:?} is not a name of a Node")]
     Name(String),
-    /// No certificate can be made.
+    /// No certificate can be generated.
     #[error("cannot make a certificate")]
     Make(#[from] rcgen::Error),
 }
 
-/// The CA.
+/// Certificate and key of the CA.
 #[derive(Debug)]
 pub struct Ca {
     certificate: CertificateDer<'static>,
@@ -87,17 +88,17 @@ fn parameters() -> CertificateParams {
     parameters.distinguished_name.push(DnType::CommonName, CA_NAME);
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    // It is replaced when its Secret is deleted, and by no date.
+    // The CA is replaced by deleting its Secret, and so never expires.
     parameters.not_before = date_time_ymd(1970, 1, 1);
     parameters.not_after = date_time_ymd(9999, 12, 31);
     parameters
 }
 
 impl Ca {
-    /// Makes one that is kept nowhere.
+    /// Generates a CA without storing it.
     ///
     /// # Errors
-    /// If no key can be made.
+    /// If no key can be generated.
     pub fn make() -> Result<Self, rcgen::Error> {
         let (key, parameters) = (KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?, parameters());
         let certificate = parameters.self_signed(&key)?.der().clone();
@@ -109,10 +110,10 @@ impl Ca {
         Self { certificate, pem, issuer }
     }
 
-    /// The one of the Secret in a namespace, which is made if it is not there.
+    /// Loads the CA from the Secret in a namespace, and creates the Secret if it does not exist.
     ///
     /// # Errors
-    /// If the Secret has none, or can neither be read nor made.
+    /// If the Secret contains no usable CA, or can be neither read nor created.
     pub async fn load_or_make(client: &Client, namespace: &str) -> Result<Self, CaError> {
         let place = format!("{namespace}/{SECRET}");
         let unavailable = |verb: &str, failure: private::Failure| {
@@ -129,7 +130,7 @@ impl Ca {
                 tracing::info!("made the CA of the controllers, which is in the Secret {place}");
                 Ok(made)
             }
-            // Another leader was quicker, whatever has become of it.
+            // Another leader has created the Secret first, so use that, whatever state it is in.
             Err(failure) if failure.code == Some(409) => {
                 let secret = private::get::<Secret>(client, namespace, SECRET).await;
                 Self::load(&secret.map_err(|failure| unavailable("read", failure))?, &place)
@@ -167,7 +168,7 @@ impl Ca {
         Ok(ca)
     }
 
-    /// Whether whoever trusts the certificate takes what the key signs.
+    /// Checks that the key's signatures verify against the certificate.
     fn check(&self) -> Option<()> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).ok()?;
         let leaf = self.server_certificate(&key).ok()?;
@@ -178,26 +179,26 @@ impl Ca {
         parsed.verify_for_usage(algorithms, &[anchor], &[], UnixTime::now(), usage, None, None).ok().map(drop)
     }
 
-    /// Its certificate, as the Lease has it.
+    /// Returns the certificate in PEM, as published in the Lease.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// Its certificate.
+    /// Returns the certificate in DER.
     pub(super) fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// A certificate of the leader.
+    /// Issues a certificate for the leader.
     pub(super) fn server_certificate(&self, key: &KeyPair) -> Result<CertificateDer<'static>, rcgen::Error> {
         let names = vec![SanType::DnsName(SERVER_NAME.try_into()?)];
         self.issue(names, SERVER_NAME, ExtendedKeyUsagePurpose::ServerAuth, key, SystemTime::now())
     }
 
-    /// A certificate of a node for the key of its request (PKCS #10, DER), of which nothing else counts.
+    /// Issues a certificate for a node. Of the request (PKCS #10, DER), only the key is used.
     ///
     /// # Errors
-    /// If it is no request for an ECDSA key of P-256 that is signed by this key.
+    /// If it is not a valid request for an ECDSA key on P-256, signed with this key.
     pub fn sign(&self, request: &[u8], node: &str) -> Result<CertificateDer<'static>, SignError> {
         self.sign_at(request, node, SystemTime::now())
     }
@@ -240,13 +241,13 @@ impl Ca {
     }
 }
 
-/// Whether a Node can be called so (RFC 1123).
+/// Reports whether a Node can have this name (RFC 1123).
 fn is_name(node: &str) -> bool {
     let is_fit = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
     (1..=253).contains(&node.len()) && node.bytes().all(is_fit)
 }
 
-/// The node of a certificate that was shown in a handshake, and so is the CA's.
+/// Returns the node's name in a certificate that was verified in a handshake, and thus was issued by the CA.
 pub fn node_of(certificate: &CertificateDer<'_>) -> Option<String> {
     let names = certificate::uris(certificate)?;
     let [name] = names.as_slice() else { return None };

@@ -1,8 +1,9 @@
-//! Which node a token speaks for.
+//! Determines which node a token belongs to.
 //!
-//! kubelet gives each pod of the nodes' DaemonSet a token that is bound to the pod, for the audience of the controller alone.
-//! The API server says whether it is genuine and of which pod; on which node that pod is, its object says. So a token that is
-//! stolen from one node is good for that node only, and for as long as its pod is there.
+//! kubelet gives each pod of the nodes' DaemonSet a token that is bound to the pod and valid for the
+//! controller's audience only. The API server confirms that it is genuine, and names the pod; the pod's object
+//! names the node. A token stolen from one node is therefore valid for that node only, and only while the pod
+//! exists.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +14,30 @@ use kube::{Api, Client};
 use super::super::api::{code, words};
 use super::private;
 
-/// Whom a node's token is meant for.
+/// Audience of the nodes' tokens.
 pub const AUDIENCE: &str = "guestlet-controller";
-/// The nodes' service account.
+/// Service account of the nodes.
 pub const ACCOUNT: &str = "guestlet-node";
-/// Bytes of a token; real ones have some 1,500.
+/// Maximum length of a token in bytes; real ones have some 1,500.
 const LONGEST: usize = 16 * 1024;
-/// What the API server says of the pod of a token.
+/// Keys under which a `TokenReview` returns the pod of a token.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
-/// And of its node, from Kubernetes 1.30 on.
+/// Key for the node's name, available from Kubernetes 1.30.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
-/// Why it is not known which node it is.
+/// Reason why the node of a token is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// The token is not good.
+    /// The token is invalid.
     #[error("the token of the node is refused: {0}")]
     Refused(String),
-    /// The API server does not say.
+    /// The API server cannot confirm the token.
     #[error("the token of the node cannot be checked: {0}")]
     Unavailable(String),
 }
 
-/// The pod of a token.
+/// Pod that a token is bound to.
 #[derive(Debug, PartialEq, Eq)]
 struct Bound {
     pod: String,
@@ -44,10 +45,11 @@ struct Bound {
     node: Option<String>,
 }
 
-/// The node of whoever has this token.
+/// Returns the node of the pod that this token is bound to.
 ///
 /// # Errors
-/// If it is no token of a node's pod for the controller, or the API server does not say so.
+/// If the token does not belong to a pod of the nodes' DaemonSet or is not meant for the controller, or the API
+/// server cannot confirm it.
 pub async fn node_of_token(client: &Client, namespace: &str, token: &str) -> Result<String, JoinError> {
     if token.is_empty() || token.len() > LONGEST {
         let words = format!("a token has 1 to {LONGEST} bytes, and it has {}", token.len());
@@ -66,13 +68,14 @@ pub async fn node_of_token(client: &Client, namespace: &str, token: &str) -> Res
     node(&bound, pod.as_ref()).map_err(JoinError::Refused)
 }
 
-/// The pod of a token, if the token is one of a node for the controller; otherwise why not.
+/// Returns the pod of a token, if the token belongs to a node and is meant for the controller; otherwise the
+/// reason.
 fn bound(review: &TokenReview, namespace: &str) -> Result<Bound, String> {
     let status = review.status.clone().unwrap_or_default();
     if status.authenticated != Some(true) {
         return Err(status.error.unwrap_or_else(|| "the API server does not know it".to_owned()));
     }
-    // An API server that knows nothing of audiences names none.
+    // An API server that does not support audiences returns none.
     if !status.audiences.iter().flatten().any(|audience| audience == AUDIENCE) {
         return Err(format!("it is not meant for {AUDIENCE}"));
     }
@@ -96,7 +99,7 @@ fn only(extra: &BTreeMap<String, Vec<String>>, key: &str) -> Option<String> {
     }
 }
 
-/// The node of a token's pod; otherwise why there is none.
+/// Returns the node of a token's pod, or the reason why the token is refused.
 fn node(bound: &Bound, pod: Option<&Pod>) -> Result<String, String> {
     let Bound { pod: name, uid, node: told } = bound;
     let Some(pod) = pod.filter(|pod| pod.metadata.uid.as_ref() == Some(uid)) else {
@@ -120,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// What the API server says of a good token.
+    /// Builds the API server's review of a valid token.
     fn good() -> Value {
         json!({
             "authenticated": true,

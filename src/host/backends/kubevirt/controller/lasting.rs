@@ -1,4 +1,5 @@
-//! Whether there is a VM, as the API server says now: by what its VirtualMachine and its run are, and not by what is remembered.
+//! Looks VMs up by their lasting identifiers, in the present VirtualMachines and runs of the API server and not
+//! in cached state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use super::super::shared::{Outcome, Shared};
 use super::wanted::Wanted;
 use crate::kubernetes::lists;
 
-/// Objects in one answer to a list.
+/// Maximum number of objects in one page of a list.
 const PAGE: u32 = 100;
 
-/// All VMs by their lasting identifiers.
+/// All VMs by lasting identifier.
 type All = BTreeMap<String, Arc<Facts>>;
 
-/// Reads whether VMs exist. Whoever asks while all of them are read shares the next reading.
+/// Lookup of VMs in the API server. Callers that arrive during a reading of all VMs share the next reading.
 #[derive(Debug, Clone)]
 pub struct Lasting {
     cluster: Cluster,
@@ -27,38 +28,39 @@ pub struct Lasting {
 }
 
 impl Lasting {
-    /// One that asks this cluster.
+    /// Creates a lookup in this cluster.
     pub fn new(cluster: Cluster) -> Self {
         Self { cluster, readings: Shared::default() }
     }
 
-    /// The VM with this lasting identifier, which had this name in this namespace, if that is known. None: there is no such VM
-    /// anywhere in the host cluster.
+    /// Finds the VM with this lasting identifier, given its last known name and namespace, if any. `None` means
+    /// that no such VM exists anywhere in the host cluster.
     ///
     /// # Errors
-    /// In words, if that cannot be told.
+    /// If this cannot be determined; the text says why.
     pub async fn find(
         &self,
         namespace: &str,
         name: Option<&str>,
         uid: &str,
     ) -> Result<Option<Arc<Facts>>, String> {
-        // A name proves nothing, but most have the one that they had.
+        // A name proves nothing, but most VMs still have their last known name.
         if let Some(name) = name
             && let Some(found) = self.named(namespace, name).await?
             && found.lasting == uid
         {
             return Ok(Some(found));
         }
-        // It may be in another namespace.
+        // The VM may be in another namespace.
         let read: Outcome<All> = self.readings.read(&(), self.all()).await;
         Ok(read?.get(uid).cloned())
     }
 
-    /// The guest clusters of which there are VMs in this namespace, by the label of each VirtualMachine, of what it makes, and of each run.
+    /// Returns the guest clusters that have VMs in this namespace, from the labels of the VirtualMachines, of their
+    /// templates, and of the runs.
     ///
     /// # Errors
-    /// In words, if not all of them can be read.
+    /// If not all of them can be read; the text says why.
     pub async fn clusters(&self, namespace: &str) -> Result<BTreeSet<String>, String> {
         let (client, mut all) = (self.cluster.client(), BTreeSet::new());
         let failed = |failed| format!("its VMs cannot be read: {}", failed_words(&failed));
@@ -74,7 +76,7 @@ impl Lasting {
         Ok(all)
     }
 
-    /// The VM of this name: its run, if there is one.
+    /// Returns the VM with this name: its run, if it has one.
     async fn named(&self, namespace: &str, name: &str) -> Result<Option<Arc<Facts>>, String> {
         let runs = Api::<Seen>::namespaced(self.cluster.client(), namespace);
         let failed = |failed| format!("the VM {namespace}/{name} cannot be read: {}", failed_words(&failed));
@@ -92,7 +94,7 @@ impl Lasting {
         let mut put = |facts: Option<Arc<Facts>>| {
             all.extend(facts.map(|facts| (facts.lasting.clone(), facts)));
         };
-        // A run counts more than what it was made from, and is read last.
+        // A run takes precedence over its VirtualMachine, and is therefore read last.
         let vms = lists::each::<VirtualMachine, Wanted>(&client, None, PAGE, |vm| put(vm.facts));
         vms.await.map_err(failed)?;
         let runs = lists::each::<Seen, Seen>(&client, None, PAGE, |run| put(run.facts));

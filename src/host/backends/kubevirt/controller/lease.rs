@@ -1,4 +1,4 @@
-//! The Lease of the controllers, by which one of them leads ([`crate::kubernetes::lease`]) and nodes find it.
+//! Lease of the controllers, which elects their leader ([`crate::kubernetes::lease`]) and leads nodes to it.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use crate::kubernetes::lease::Place;
 pub use crate::kubernetes::lease::{Candidate, Leading, Timing};
 use crate::kubernetes::standing::Teller;
 
-/// The name of the Lease.
+/// Name of the Lease.
 pub const NAME: &str = "guestlet-controller";
-/// Its annotation with the address and port at which nodes reach the leader.
+/// Annotation of the Lease with the address and port at which nodes reach the leader.
 pub const ADDRESS: &str = "guestlet.io/address";
-/// Its annotation with the certificate of the CA that vouches for the leader, PEM.
+/// Annotation of the Lease with the certificate of the CA that vouches for the leader, in PEM.
 pub const AUTHORITY: &str = "guestlet.io/certificate-authority";
-/// What is told of it where it does not work.
+/// Problem that is reported while the Lease cannot be used.
 pub const TROUBLE: &str = "the Lease of the controllers cannot be read or written";
 
-/// What nodes are told by whoever leads.
+/// Information for nodes that the leader publishes in the Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    /// `IP:port` at which they reach it.
+    /// Address of the leader for nodes, as `IP:port`.
     pub address: String,
-    /// Who vouches for it; stays when the Lease is given up.
+    /// Certificate of the CA that vouches for the leader; stays in the Lease after it is released.
     pub authority_pem: String,
 }
 
@@ -35,7 +35,7 @@ impl From<Notice> for crate::kubernetes::lease::Notice {
     }
 }
 
-/// The replica of this name among the candidates for the Lease in a namespace.
+/// Creates the candidate with this replica name for the Lease in a namespace.
 pub fn candidate(client: Client, namespace: &str, name: &str, timing: Timing, teller: Teller) -> Candidate {
     let place = Place { namespace: namespace.to_owned(), name: NAME };
     Candidate::new(client, &place, name, timing, teller)

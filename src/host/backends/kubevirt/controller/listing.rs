@@ -1,20 +1,20 @@
-//! Which VMs list volumes of ours, as far as is known: so that whoever looks for what is not as it should be asks of these
-//! alone.
+//! Set of the VMs that list volumes of guestlet's, as far as is known. A search for volumes in an unexpected
+//! state needs to query only these VMs.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The names of these VMs; clones share them.
+/// Names of these VMs; clones share the set.
 #[derive(Debug, Clone, Default)]
 pub struct Listing(Arc<Mutex<BTreeSet<String>>>);
 
 impl Listing {
-    /// Whether the VM of this name does.
+    /// Reports whether the VM with this name lists any.
     pub fn has(&self, vm: &str) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(vm)
     }
 
-    /// The VM of this name does, or does not any more.
+    /// Records whether the VM with this name lists any.
     pub(super) fn set(&self, vm: &str, lists: bool) {
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !lists {

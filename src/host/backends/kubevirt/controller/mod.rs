@@ -1,13 +1,13 @@
-//! The controller role: what one program does for all VMs of the cluster, whatever node they run on. The VMs' sessions are
-//! those of the node role; here it is known which VMs there are.
+//! Controller role: the tasks that one program performs for all VMs of the cluster, on whatever node they run.
+//! The sessions with VMs belong to the node role; the controller knows which VMs exist.
 //!
 //! ```text
 //!  API server ──VirtualMachines, VirtualMachineInstances──▶ roster ──▶ book ──Change──▶ fleet::Remote
 //! ```
 //!
-//! One of its replicas leads, and that alone changes VMs and claims. Nodes find it, and learn by whom it is vouched for, in
-//! one [`lease`]. They come with a token of their pod ([`join`]) for a certificate of its CA ([`certificates`]), and with that
-//! for everything else ([`tls`]).
+//! One of the replicas is the leader, and only the leader changes VMs and claims. Nodes find it, and the CA
+//! that vouches for it, in a [`lease`]. They present a token of their pod ([`join`]) to get a certificate from
+//! its CA ([`certificates`]), and use that for everything else ([`tls`]).
 
 mod book;
 pub mod certificates;

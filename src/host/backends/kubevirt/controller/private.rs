@@ -1,5 +1,6 @@
-//! Requests that carry secrets. The Kubernetes client logs an answer that it cannot read, and the reader of an answer quotes
-//! it; so answers to these are read here, and nothing of them is told.
+//! Requests whose answers contain secrets. The Kubernetes client logs an answer that it cannot parse, and the
+//! parser's error quotes it; so these answers are parsed here, and none of their contents is logged or returned
+//! in an error.
 
 use std::time::Duration;
 
@@ -11,15 +12,15 @@ use serde::de::DeserializeOwned;
 
 use super::super::api;
 
-/// How long an answer may take.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// Reason why a request has no usable answer.
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// The status of a refusal.
+    /// HTTP status code of a refusal.
     pub(super) code: Option<u16>,
-    /// In words for people.
+    /// Description for people.
     pub(super) words: String,
 }
 
@@ -29,7 +30,7 @@ impl Failure {
     }
 }
 
-/// Reads the object of this name, in a namespace.
+/// Reads the object with this name in a namespace.
 pub(super) async fn get<K>(client: &Client, namespace: &str, name: &str) -> Result<K, Failure>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
@@ -38,7 +39,7 @@ where
     ask(client, request).await
 }
 
-/// Makes an object; how the API server has it.
+/// Creates an object; returns it as the API server stores it.
 pub(super) async fn create<K>(client: &Client, namespace: Option<&str>, object: &K) -> Result<K, Failure>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,

@@ -1,4 +1,5 @@
-//! What a node asks for a certificate with (PKCS #10, RFC 2986): its key, and the proof that it has it.
+//! Certification request of a node (PKCS #10, RFC 2986): its public key, and the proof that it has the private
+//! key.
 
 use rcgen::{PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm};
 use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
@@ -6,31 +7,32 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::oid_registry::OID_SIG_ECDSA_WITH_SHA256;
 use x509_parser::prelude::FromDer as _;
 
-/// Bytes of a request; those of nodes have some 200.
+/// Maximum length of a request in bytes; those of nodes have some 200.
 const LONGEST: usize = 4096;
-/// Bytes of a point of P-256: how it is written, and two coordinates.
+/// Length in bytes of an encoded point on P-256: one byte for the form, and two coordinates.
 const POINT: usize = 65;
-/// What stands before the point in a `SubjectPublicKeyInfo` (RFC 5480): `id-ecPublicKey` on `prime256v1`, and a bit string.
+/// Bytes before the point in a `SubjectPublicKeyInfo` (RFC 5480): `id-ecPublicKey` on `prime256v1`, and the
+/// header of a bit string.
 const HEAD: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
     0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 
-/// Why no certificate follows from a request.
+/// Reason why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
-    /// It cannot be read.
+    /// The request cannot be parsed.
     #[error("it is not a certification request (PKCS #10, DER)")]
     Unreadable,
-    /// It is about another kind of key.
+    /// The key is of another kind.
     #[error("its key is not one of ECDSA with P-256")]
     Key,
-    /// Whoever made it does not have the key.
+    /// The sender has not proved possession of the private key.
     #[error("its signature is not by its key")]
     Signature,
 }
 
-/// A key that is certified.
+/// Public key that is to be certified.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Requested([u8; POINT]);
 
@@ -44,7 +46,7 @@ impl PublicKeyData for Requested {
     }
 }
 
-/// The key of a request that is signed by this key.
+/// Extracts the public key from a request, after verifying that the request is signed with it.
 pub(super) fn key(der: &[u8]) -> Result<Requested, BadRequest> {
     if der.len() > LONGEST {
         return Err(BadRequest::Unreadable);
@@ -86,7 +88,7 @@ mod tests {
         let good = request(&pair);
         assert_eq!(key(&good).unwrap().der_bytes(), pair.public_key_raw());
 
-        // The key of another, in a request that this one has signed.
+        // A request that contains one key but is signed with another.
         let other = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
         let at = good.windows(POINT).position(|window| window == pair.public_key_raw()).unwrap();
         let mut stolen = good.clone();
@@ -98,8 +100,9 @@ mod tests {
         }
     }
 
-    /// openssl ecparam -name prime256v1 -genkey -noout -out key; openssl req -new -key key -subj /CN=somebody.example
-    /// -addext subjectAltName=DNS:somebody.example -outform DER | base64
+    /// Parses a request that OpenSSL generated: `openssl ecparam -name prime256v1 -genkey -noout -out key; openssl
+    /// req -new -key key -subj /CN=somebody.example -addext subjectAltName=DNS:somebody.example -outform DER |
+    /// base64`
     #[test]
     fn a_request_of_openssl_is_read() {
         let text = "MIIBBDCBqwIBADAbMRkwFwYDVQQDDBBzb21lYm9keS5leGFtcGxlMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEVheL5oSAPGt7t4VjbS7AZyRctCAtczc759IDoGw7cs/ohkl9qiLrW++Nzs1QFsZLIuXeRKZQUWc0kd54O/c6J6AuMCwGCSqGSIb3DQEJDjEfMB0wGwYDVR0RBBQwEoIQc29tZWJvZHkuZXhhbXBsZTAKBggqhkjOPQQDAgNIADBFAiA3PuOvAFmcRYcDkBJgvgVmnBNiXMU86a1OTUciOKHZMAIhAKkx3atYfY2arPhHi0usxWbs7B8Sp4FnHf6RxW4YcufY";
@@ -114,7 +117,7 @@ mod tests {
         for at in 0..good.len() {
             let mut changed = good.clone();
             changed[at] ^= 1;
-            // How the signature is written is not signed itself, and may be read generously.
+            // The encoding of the signature is not itself signed, and may have several accepted forms.
             let is_same = at >= signed && key(&changed) == key(&good);
             assert!(is_same || key(&changed).is_err(), "byte {at}");
             assert_eq!(key(&good[..at]), Err(BadRequest::Unreadable), "{at} bytes");

@@ -1,8 +1,8 @@
-//! The VMs of the whole cluster, as its API knows them. It reads, and changes none of them; how they are reached their nodes
-//! know.
+//! VMs of the whole cluster, as the API reports them. This backend only reads; the nodes know how to reach the
+//! VMs.
 //!
-//! It works on a thread of its own: however many VMs there are, nobody waits for what is read of them. While the API server is
-//! silent everything stays as it was.
+//! It runs on a thread of its own, so that parsing the objects of very many VMs delays no other task. While the
+//! API server does not answer, the last known state is kept.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,44 +23,44 @@ use crate::kubernetes::follow::{Heard, follow};
 use crate::kubernetes::lists::Selector;
 use crate::supervise;
 
-/// How a cluster is reached.
+/// Host cluster and the channels for what is learned about it.
 #[derive(Debug, Clone)]
 pub struct Site {
-    /// The API server, and who asks it.
+    /// API server and credentials.
     pub cluster: kube::Config,
-    /// What the settings say.
+    /// Present settings.
     pub options: watch::Receiver<Options>,
-    /// Is told what cannot be followed.
+    /// Receives the problems of watches.
     pub problems: watch::Sender<Problems>,
-    /// Is told which VMs list volumes of ours.
+    /// Receives which VMs list volumes of guestlet's.
     pub listing: Listing,
-    /// Is told all that is heard, if anybody keeps more of VMs than a [`Change`] says.
+    /// Receives all events about VMs, if a consumer needs more details than a [`Change`] contains.
     pub heard: Option<mpsc::Sender<Fact>>,
 }
 
-/// What is heard of VirtualMachines, or of VirtualMachineInstances.
+/// Event about VirtualMachines or VirtualMachineInstances.
 pub type Fact = (Kind, Heard<Arc<Facts>>);
 
-/// The backend.
+/// Backend of the controller.
 #[derive(Debug)]
 pub struct Roster {
     site: Site,
     half: Arc<Half>,
 }
 
-/// What is heard.
+/// Event to process.
 enum News {
     Vm(Kind, Heard<Arc<Facts>>),
     Options,
 }
 
 impl Roster {
-    /// A backend for all VMs of a cluster.
+    /// Creates a backend for all VMs of a cluster.
     pub fn new(site: Site, half: Arc<Half>) -> Self {
         Self { site, half }
     }
 
-    /// All that is heard, as it comes.
+    /// Merges all watches and changes of settings into one stream.
     fn news(&self, client: &kube::Client) -> impl Stream<Item = News> + Send + use<> {
         let Site { problems, options, .. } = &self.site;
         let teller = |what| Some(standing::teller(what, problems.clone(), Arc::clone(&self.half)));
@@ -89,7 +89,7 @@ impl Roster {
         ])
     }
 
-    /// Tells of changes until nobody receives them.
+    /// Reports changes until the receiver is dropped.
     async fn tell(self, changes: mpsc::Sender<Change>) -> Result<(), kube::Error> {
         let client = kube::Client::try_from(self.site.cluster.clone())?;
         let mut news = Box::pin(self.news(&client));

@@ -1,5 +1,5 @@
-//! The leader's end of TLS: nodes see whether the CA vouches for it, and it sees whether the CA vouches for them. A node that
-//! has no certificate yet is let in as nobody.
+//! TLS on the leader's side: nodes verify that the CA vouches for it, and it verifies that the CA vouches for
+//! them. A node without a certificate is accepted as an anonymous client.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -15,10 +15,10 @@ use rustls::{RootCertStore, ServerConfig};
 use super::certificates::{Ca, CaError, LASTING};
 use crate::trust::tls::provider;
 
-/// What is spoken inside (ALPN): gRPC.
+/// Application protocol (ALPN): HTTP/2, for gRPC.
 pub const PROTOCOL: &[u8] = b"h2";
 
-/// The leader's certificate, which is replaced when half of its time is over.
+/// Certificate of the leader, which is replaced after half of its validity.
 #[derive(Debug)]
 struct Leader {
     ca: Arc<Ca>,
@@ -31,10 +31,10 @@ impl Leader {
         Ok(Self { ca, made: Mutex::new((SystemTime::now(), made)) })
     }
 
-    /// The certificate for a handshake at this time.
+    /// Returns the certificate for a handshake at this time.
     fn at(&self, now: SystemTime) -> Arc<CertifiedKey> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        // A clock that was set back counts as well: the certificate may not be valid yet.
+        // If the clock was set back, the certificate may not be valid yet, so replace it then too.
         let is_good = now.duration_since(made.0).is_ok_and(|age| age < LASTING / 2);
         if !is_good {
             match certify(&self.ca) {
@@ -60,11 +60,11 @@ impl ResolvesServerCert for Leader {
 }
 
 impl Ca {
-    /// What the leader takes nodes in with. Whoever shows a certificate has one of the CA that is valid; whose it is says
-    /// [`node_of`](super::certificates::node_of).
+    /// Builds the TLS configuration for connections from nodes. A peer that shows a certificate has a valid one of
+    /// this CA; use [`node_of`](super::certificates::node_of) to get the node's name.
     ///
     /// # Errors
-    /// If no certificate can be made.
+    /// If no certificate can be generated.
     pub fn server_config(self: &Arc<Self>) -> Result<Arc<ServerConfig>, CaError> {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate().clone())?;
@@ -77,7 +77,7 @@ impl Ca {
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(Arc::new(Leader::new(Arc::clone(self))?));
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        // A session that is taken up again would outlast the certificate that it began with.
+        // A resumed session could outlast the certificate that it began with.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Arc::new(config))

@@ -1,4 +1,4 @@
-//! A VirtualMachine as the controller keeps it: what is known of a VM while it is off.
+//! VirtualMachine in the form that the controller keeps: the facts about a VM while it is off.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use super::super::objects::{CLUSTER_LABEL, resource};
 use super::super::seen::{self, Facts, identified};
 use crate::wire::proto::v1::PowerState;
 
-/// A VirtualMachine, as it comes from the API.
+/// VirtualMachine as received from the API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wanted {
-    /// Name, namespace, UID and version; nothing else.
+    /// Name, namespace, UID and version only.
     pub metadata: ObjectMeta,
-    /// What is known of its VM while it is off; none if it has no name or UID, which no API server gives out.
+    /// Facts about the VM while it is off; `None` if it lacks a name or UID, which no API server omits.
     pub facts: Option<Arc<Facts>>,
 }
 
@@ -24,7 +24,7 @@ impl<'d> Deserialize<'d> for Wanted {
     fn deserialize<D: Deserializer<'d>>(from: D) -> Result<Self, D::Error> {
         let (whole, metadata) = seen::whole(from)?;
         let template = whole.pointer("/spec/template").unwrap_or(&Value::Null);
-        // Whatever of it is not as it should be is as good as missing.
+        // Fields of an unexpected type count as missing.
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let cluster = text(&template["metadata"]["labels"][CLUSTER_LABEL]);
         let volumes = template["spec"]["volumes"].as_array().map(Vec::as_slice).unwrap_or_default();

@@ -1,14 +1,15 @@
-//! Has KubeVirt plug volumes into VMs and unplug them, one set of changes after the other in each VM.
+//! Hot-plugs volumes into VMs and unplugs them through KubeVirt, one set of changes at a time in each VM.
 //!
 //! ```text
-//!  Hotplug ──order──▶ queue of a VM ──reads──▶ VM, its run            (again whenever its run has changed, and now and then)
+//!  Hotplug ──order──▶ queue of a VM ──reads──▶ VM, its run            (again at each change of the run, and periodically)
 //!                       │    ▲                    │
 //!                       │    └────── plan ◀───────┘
-//!                       └──tells──▶ KubeVirt
+//!                       └──requests──▶ KubeVirt
 //! ```
 //!
-//! A queue is a task that lives while something is wanted of its VM. It remembers who waits for what, and nothing else:
-//! what was told to KubeVirt is in the API, and whoever comes after this program finds it there.
+//! A queue is a task that exists while there are orders for its VM. It remembers only the callers and their
+//! orders: the requests that were sent to KubeVirt are in the API, where they are found again after a restart
+//! of this program.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,22 +32,23 @@ use plan::Wish;
 use queue::{Order, Queue};
 use seen::Released;
 
-/// Orders that may wait for a queue; more wait for their turn to be among them.
+/// Capacity of a queue; further callers wait until it has space.
 const ORDERS: usize = 64;
 
-/// How long things may take.
+/// Timeouts and intervals.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// After an order further ones are waited for, so that one attachment pod carries them all.
+    /// Time to wait for further orders after one has arrived, so that one attachment pod carries all of their
+    /// volumes.
     pub gather: Duration,
-    /// A volume is overdue after that.
+    /// Time after which a volume that is still changing is overdue.
     pub settle: Duration,
-    /// Objects are read again after that, though nothing was heard of them.
+    /// Interval at which objects are read again even without an event.
     pub look: Duration,
-    /// How often something is read that nobody tells of, and that is waited for.
+    /// Interval at which awaited state without events is polled.
     pub poll: Duration,
-    /// For how long it counts that a guest has released a disk that another program has plugged: programs of which its agent knows
-    /// nothing may mount it again.
+    /// Validity of a guest's release of a disk that another program has plugged, because programs unknown to its
+    /// agent may mount the disk again.
     pub released: Duration,
 }
 
@@ -62,10 +64,10 @@ impl Default for Patience {
     }
 }
 
-/// Which VM: its namespace and name.
+/// Namespace and name of a VM.
 type Place = (String, String);
 
-/// Plugs and unplugs. A clone is the same one.
+/// Hot-plugs volumes through KubeVirt; clones share the queues.
 #[derive(Debug, Clone)]
 pub struct Hotplug(Arc<Inner>);
 
@@ -78,25 +80,27 @@ struct Inner {
 }
 
 impl Hotplug {
-    /// Has the KubeVirt of this cluster do it.
+    /// Creates the queues for the KubeVirt of this cluster.
     pub fn new(cluster: Cluster, patience: Patience) -> Self {
         Self(Arc::new(Inner { cluster, patience, queues: Mutex::default(), tasks: Scope::new() }))
     }
 
-    /// Has the VM of this name and UID plug a disk; returns when the machine has it. Its guest may not have seen it.
+    /// Hot-plugs a disk into the VM with this name and UID. Returns once the domain has the disk; its guest may not
+    /// have seen it yet.
     ///
     /// # Errors
-    /// If it has not. What was told to KubeVirt is taken back then; the caller has to look whether that was so.
+    /// If the disk was not plugged. The request to KubeVirt is then withdrawn; the caller has to check whether that
+    /// succeeded.
     pub async fn plug(&self, vm: &str, uid: &str, disk: Disk) -> Result<(), VolumeError> {
         self.order(vm, uid, disk, Wish::Plug, Released::default()).await
     }
 
-    /// Has the VM of this name and UID let go of a disk; returns when neither its spec nor its run lists the volume. What
-    /// its guest has to do with that is in `released`.
+    /// Unplugs a disk from the VM with this name and UID. Returns once neither its spec nor its run lists the
+    /// volume. `released` contains what the guest has agreed to.
     ///
     /// # Errors
-    /// If one of them does, or the VM has been started anew before KubeVirt was told, or is starting with a disk that another program
-    /// has plugged.
+    /// If the spec or the run still lists it, if the VM was restarted before KubeVirt was asked, or if the VM is
+    /// starting with a disk that another program has plugged.
     pub async fn unplug(
         &self,
         vm: &str,
@@ -131,7 +135,7 @@ impl Hotplug {
             let queue = self.queue(&place);
             match queue.send(order).await {
                 Ok(()) => break,
-                // It had just ended; there is another one now.
+                // The queue has just ended and another one exists by now.
                 Err(mpsc::error::SendError(back)) => order = back,
             }
         }
@@ -139,7 +143,7 @@ impl Hotplug {
         answered.await.unwrap_or_else(stopped)
     }
 
-    /// The queue of a VM.
+    /// Returns the queue of a VM, and starts it if necessary.
     fn queue(&self, place: &Place) -> mpsc::Sender<Order> {
         let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = queues.get(place).filter(|queue| !queue.is_closed()) {
@@ -147,7 +151,7 @@ impl Hotplug {
         }
         let (orders, waiting) = mpsc::channel(ORDERS);
         queues.insert(place.clone(), orders.clone());
-        // Those that have ended.
+        // Drop the queues that have ended.
         queues.retain(|_, queue| !queue.is_closed());
         let queue = Queue::new(self.0.cluster.clone(), place.clone(), self.0.patience);
         self.0.tasks.children().spawn(queue.run(waiting));

@@ -1,32 +1,33 @@
-//! The changes of a VM's spec, as JSON patches that fail if the VM has changed since it was read. Pure.
+//! Changes of a VM's spec, as JSON patches that fail if the VM has been changed since it was read. Pure.
 
 use serde_json::{Value, json};
 
 use super::super::objects::VirtualMachine;
 use crate::host::backends::kubevirt::names::Claim;
 
-/// Where a VM's spec lists its volumes, and the disks that are made of them.
+/// JSON pointers to the volumes in a VM's spec, and to the disks that they back.
 const VOLUMES: &str = "/spec/template/spec/volumes";
 const DISKS: &str = "/spec/template/spec/domain/devices/disks";
 
-/// A volume to plug.
+/// Disk to plug or unplug.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// Its claim, in the VM's namespace.
+    /// Claim that backs it, in the VM's namespace.
     pub claim: Claim,
-    /// The guest cannot write.
+    /// True if the guest may not write.
     pub read_only: bool,
-    /// Another program has plugged it, and its volume is called as the claim. None is ever plugged so.
+    /// True if another program plugged it, with a volume named after the claim. guestlet itself never plugs a disk
+    /// this way.
     pub as_is: bool,
 }
 
 impl Disk {
-    /// What its volume is called in the VM.
+    /// Returns the name of its volume in the VM.
     pub fn volume(&self) -> String {
         if self.as_is { self.claim.name.clone() } else { self.claim.volume() }
     }
 
-    /// The disk of the machine.
+    /// Returns the disk entry for the domain's devices.
     pub fn device(&self) -> Value {
         let mut target = json!({"bus": "scsi"});
         if self.read_only {
@@ -35,7 +36,7 @@ impl Disk {
         json!({"name": self.volume(), "serial": self.claim.serial(), "disk": target})
     }
 
-    /// What it is made of.
+    /// Returns the source of its volume.
     pub fn source(&self) -> Value {
         let mut claim = json!({"claimName": self.claim.name, "hotpluggable": true});
         if self.read_only {
@@ -45,14 +46,14 @@ impl Disk {
     }
 }
 
-/// Puts disks into a VM's spec.
+/// Builds the patch that adds disks to a VM's spec.
 pub fn plug(vm: &VirtualMachine, disks: &[Disk]) -> Value {
     let spec = &vm.spec.template.spec;
     let mut steps = vec![unchanged(vm)];
     for (path, is_empty) in
         [(VOLUMES, spec.volumes.is_empty()), (DISKS, spec.domain.devices.disks.is_empty())]
     {
-        // "add …/-" needs a list that is there.
+        // The path "…/-" of an "add" requires an existing list.
         if is_empty {
             steps.push(json!({"op": "add", "path": path, "value": []}));
         }
@@ -66,14 +67,14 @@ pub fn plug(vm: &VirtualMachine, disks: &[Disk]) -> Value {
     steps.into()
 }
 
-/// Takes the volumes of these names, and their disks, out of a VM's spec.
+/// Builds the patch that removes the volumes with these names, and their disks, from a VM's spec.
 pub fn unplug(vm: &VirtualMachine, names: &[String]) -> Value {
     let spec = &vm.spec.template.spec;
     let mut steps = vec![unchanged(vm)];
     let volumes = spec.volumes.iter().map(|volume| &volume.name).collect::<Vec<_>>();
     let disks = spec.domain.devices.disks.iter().map(|disk| &disk.name).collect::<Vec<_>>();
     for (path, listed) in [(VOLUMES, volumes), (DISKS, disks)] {
-        // From the last one on, so that the places of those before stay as they are.
+        // Remove in descending order, so that the remaining indexes stay valid.
         for (at, name) in listed.iter().enumerate().rev().filter(|(_, name)| names.contains(name)) {
             let path = format!("{path}/{at}");
             steps.push(json!({"op": "test", "path": format!("{path}/name"), "value": name}));

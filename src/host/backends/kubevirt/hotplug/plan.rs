@@ -1,60 +1,62 @@
-//! What KubeVirt is told next about the volumes of one VM. Pure.
+//! Decides the next request to KubeVirt about the volumes of one VM. Pure.
 //!
-//! One attachment pod carries all volumes that came while a VM runs, and each change makes KubeVirt start a new one with
-//! the whole set. While one is pending there is no other, and changes that follow each other quickly starve all of them. So
-//! what is wanted is collected, and told in sets:
+//! One attachment pod carries all volumes that are hot-plugged into a VM, and each change makes KubeVirt start
+//! a new pod for the whole set. While that pod is pending there is no other, and changes in quick succession
+//! starve all of them. Orders are therefore collected and submitted in sets:
 //!
 //! ```text
-//!  wishes ─┐                ┌─ a wish is fulfilled: its caller is told
+//!  wishes ─┐                ┌─ fulfilled: the caller gets its answer
 //!  seen ───┼──▶ plan ───────┤
-//!  overdue ┘                └─ Submit: a set of removals, or a set of additions     (only when the set before has settled)
-//!                              Wait: for the API to say something new
-//!                              Rest: nothing is wanted
+//!  overdue ┘                └─ Submit: a set of removals, or a set of additions     (only when the previous set has settled)
+//!                              Wait: for a change in the API
+//!                              Rest: there are no wishes
 //! ```
 //!
-//! * Removals go before additions, and not with them: both at once have raced in KubeVirt.
-//! * A volume that does not settle in time is *overdue*. One of ours is taken out again, since it blocks all that come
-//!   after it. One that somebody else wants is not ours to take out, and is named to those that wait for it.
-//! * What is overdue holds no removal back: to take something away may be what unblocks the rest. Nor does anything in a VM that
-//!   has not started: KubeVirt changes nothing there before it has, and one volume that does not come keeps it from starting.
+//! * Removals come before additions, and never together with them: KubeVirt has had races between the two.
+//! * A volume that does not settle in time is *overdue*. One that guestlet is adding is removed again, because
+//!   it blocks all later ones. One that another program is adding is left alone, and is named in the errors of
+//!   the orders that wait for it.
+//! * Overdue volumes do not hold up removals, because a removal may be what unblocks the rest. Nor does
+//!   anything in a VM that has not started: KubeVirt changes nothing in it before it starts, and a single
+//!   missing volume keeps it from starting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::seen::{Seen, Stage};
 
-/// What is wanted of a volume.
+/// Requested change of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wish {
-    /// The VM is to have it.
+    /// The VM is to have the volume.
     Plug,
-    /// The VM is not to have it.
+    /// The VM is to release the volume.
     Unplug,
 }
 
-/// What is done next.
+/// Next action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// These are put into the VM's spec. None of them is in it.
+    /// Add these volumes to the VM's spec; none of them is in it.
     Plug(Vec<String>),
-    /// These are taken out of the VM's spec. All of them are in it, and KubeVirt has not been asked to.
+    /// Remove these volumes from the VM's spec; all of them are in it, and their removal has not been requested.
     Unplug(Vec<String>),
-    /// Nothing can be done before something changes; what it is that is waited for, with where it is.
+    /// Wait for a change; lists the volumes that are waited for, with their stages.
     Wait(Vec<(String, Stage)>),
-    /// Nothing is wanted.
+    /// No wishes are left.
     Rest,
 }
 
-/// What follows from what was seen.
+/// Decisions that follow from the present state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// The volumes about which all is as it is wanted.
+    /// Volumes whose wishes are fulfilled.
     pub fulfilled: Vec<String>,
-    /// What is done next about the others.
+    /// Next action for the remaining wishes.
     pub step: Step,
 }
 
-/// What is done next for these wishes, by the names of the volumes; `overdue` are those that have been on their way for
-/// too long.
+/// Decides the next action for these wishes, by the names of the volumes. `overdue` names the volumes that have
+/// been changing for too long.
 pub fn plan(seen: &Seen, wishes: &BTreeMap<String, Wish>, overdue: &BTreeSet<String>) -> Plan {
     let is_fulfilled = |(name, wish): &(&String, &Wish)| {
         matches!((wish, seen.stage(name)), (Wish::Plug, Stage::Ready) | (Wish::Unplug, Stage::Absent))
@@ -126,7 +128,7 @@ mod tests {
         let busy = seen(&["x"], &["x"], &[("x", "AttachedToNode")]);
         for wanted in [wishes(&["a"], &[]), wishes(&["a", "x"], &[])] {
             assert!(matches!(decide(&busy, &wanted, &[]).step, Step::Wait(_)));
-            // Nothing is gained by a second set beside one that is stuck.
+            // A second set while one is stuck would not help.
             assert!(matches!(decide(&busy, &wanted, &["x"]).step, Step::Wait(_)));
         }
     }
@@ -157,7 +159,7 @@ mod tests {
     #[test]
     fn what_is_stuck_is_taken_out_and_holds_no_removal_back() {
         let stuck = seen(&["x", "y"], &["x", "y"], &[("x", "Pending"), ("y", "Ready")]);
-        // On its own way, it is not waited for.
+        // Its own pending change does not delay the removal.
         assert_eq!(decide(&stuck, &wishes(&[], &["x"]), &[]).step, Step::Unplug(names(&["x"])));
         assert!(matches!(decide(&stuck, &wishes(&[], &["y"]), &[]).step, Step::Wait(_)));
         assert_eq!(decide(&stuck, &wishes(&[], &["y"]), &["x"]).step, Step::Unplug(names(&["y"])));

@@ -1,4 +1,4 @@
-//! What is wanted of the volumes of one VM, until all of it is so or cannot be.
+//! Orders for the volumes of one VM, until each has been fulfilled or has failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -21,67 +21,69 @@ use crate::host::backends::volumes::VolumeError;
 use crate::kubernetes::follow::follow;
 use crate::kubernetes::lists::Selector;
 
-/// How often more orders are waited for because some have come; the first ones must not wait for ever.
+/// Maximum number of times that the queue waits for more orders, so that the first ones are not delayed
+/// indefinitely.
 const MOST_GATHERED: usize = 8;
 
-/// Something that is wanted, and who waits for it.
+/// Requested change of a volume, with the caller that waits for it.
 #[derive(Debug)]
 pub struct Order {
-    /// Of the VM: another one may have its name.
+    /// UID of the VM, because another VM may have the same name.
     pub uid: String,
-    /// The volume.
+    /// Disk to plug or unplug.
     pub disk: Disk,
-    /// What is wanted of it.
+    /// Requested change.
     pub wish: Wish,
-    /// Of one that is to be unplugged: what is known of its guest.
+    /// For an unplug: state of the guest when it released the disk.
     pub released: Released,
-    /// Where it is told when it is so, or why it cannot be.
+    /// Receives the result.
     pub answer: oneshot::Sender<Result<(), VolumeError>>,
 }
 
-/// An order that is worked at.
+/// Order that has not been answered.
 #[derive(Debug)]
 struct Open {
     order: Order,
-    /// When it was begun, or turned into its opposite.
+    /// Time when it was accepted, or reversed.
     since: Instant,
-    /// It was to be plugged, was not in time, and is taken out again; why.
+    /// Set if the disk was not plugged in time and is being removed again; the text is the reason.
     withdrawn: Option<String>,
 }
 
-/// What has become of a look at a VM.
+/// Outcome of one evaluation of the VM's state.
 enum Done {
-    /// What was next was done; whether it is to be looked again at once.
+    /// The next action was taken; true if the state is to be evaluated again immediately.
     Yes(bool),
-    /// It has to be known first how KubeVirt is told.
+    /// The interface through which KubeVirt hot-plugs has to be determined first.
     NeedsWay,
 }
 
-/// The queue of one VM.
+/// Queue of one VM.
 #[derive(Debug)]
 pub struct Queue {
     cluster: Cluster,
     place: Place,
     patience: Patience,
-    /// By the names of the volumes.
+    /// Orders by the names of their volumes.
     open: BTreeMap<String, Open>,
-    /// Since when volumes have been on their way, whoever wants them.
+    /// Time since which each volume has been changing, whichever program requested the change.
     since: BTreeMap<String, Instant>,
-    /// A set was refused: one after the other is tried, so that only the one is refused that has to be.
+    /// True after KubeVirt has refused a set: volumes are then submitted one by one, so that only the offending
+    /// ones fail.
     is_careful: bool,
 }
 
-/// Says that something may have changed.
+/// Stream of hints that the VM may have changed.
 type Changes = Pin<Box<dyn Stream<Item = ()> + Send>>;
 
 impl Queue {
-    /// Of the VM there.
+    /// Creates the queue of the VM with this namespace and name.
     pub fn new(cluster: Cluster, place: Place, patience: Patience) -> Self {
         let (open, since) = (BTreeMap::new(), BTreeMap::new());
         Self { cluster, place, patience, open, since, is_careful: false }
     }
 
-    /// Works until nothing more is wanted.
+    /// Processes orders until none are left.
     pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         let mut first = orders.recv().await;
         while let Some(order) = first {
@@ -91,12 +93,12 @@ impl Queue {
         }
     }
 
-    /// Works until nothing is open.
+    /// Works until all accepted orders are answered.
     async fn work(&mut self, orders: &mut mpsc::Receiver<Order>) {
         let mut changes = self.changes();
         loop {
             self.gather(orders).await;
-            // Those that came meanwhile are all seen at once.
+            // One evaluation covers all changes that have arrived so far.
             while changes.next().now_or_never().flatten().is_some() {}
             let goes_on = self.step().await;
             if self.open.is_empty() {
@@ -113,7 +115,7 @@ impl Queue {
         }
     }
 
-    /// Takes the orders that come close after each other.
+    /// Accepts the orders that arrive in quick succession.
     async fn gather(&mut self, orders: &mut mpsc::Receiver<Order>) {
         for _ in 0..MOST_GATHERED {
             tokio::time::sleep(self.patience.gather).await;
@@ -127,8 +129,8 @@ impl Queue {
         }
     }
 
-    /// One event for each change of the VM's run. What is lost of them is made up for by looking now and then, so that nobody is
-    /// told if they cannot be followed.
+    /// Returns a stream with one item per change of the VM's run. Lost events are covered by the periodic reads, so
+    /// a failing watch is not reported.
     fn changes(&self) -> Changes {
         let (namespace, name) = &self.place;
         let of_name = Selector { fields: Some(format!("metadata.name={name}")), ..Selector::default() };
@@ -140,7 +142,7 @@ impl Queue {
         let name = order.disk.volume();
         let open = Open { order, since: Instant::now(), withdrawn: None };
         if let Some(before) = self.open.insert(name, open) {
-            // One at a time works on a volume; who waited for this one has gone.
+            // Only one operation at a time works on a volume, so the earlier caller no longer waits.
             let words = "another request for this volume has replaced this one".to_owned();
             drop(before.order.answer.send(Err(VolumeError::Unavailable(words))));
         }
@@ -152,12 +154,12 @@ impl Queue {
                 (Ok(()), Some(why)) => Err(stuck(&why, "it was removed from the VM again")),
                 (outcome, _) => outcome,
             };
-            // Who waited may have gone.
+            // The caller may no longer be waiting.
             drop(open.order.answer.send(outcome));
         }
     }
 
-    /// Looks, and does what is next; whether it has done something, after which it is looked again at once.
+    /// Evaluates the VM's state and takes the next action; returns whether to evaluate it again immediately.
     async fn step(&mut self) -> bool {
         match self.attempt(None).await {
             Done::Yes(goes_on) => goes_on,
@@ -168,8 +170,9 @@ impl Queue {
         }
     }
 
-    /// The same. How KubeVirt is told has to be known only to tell it something, and where a run has what its VM lacks; it is asked
-    /// before the VM is read, so that what is decided is decided on what was read last.
+    /// Takes one step. The interface of KubeVirt is needed only for sending a request, and if the run has volumes
+    /// that its VM lacks. It is determined before the VM is read, so that the decision is based on the most recent
+    /// state.
     async fn attempt(&mut self, way: Option<Result<Way, VolumeError>>) -> Done {
         let known = way.as_ref().and_then(|way| way.as_ref().ok().copied());
         let seen = match self.cluster.seen(&self.place.0, &self.place.1).await {
@@ -215,7 +218,7 @@ impl Queue {
         since.elapsed() >= self.patience.settle
     }
 
-    /// There is no VM of this name: it has no volumes, and gets none.
+    /// Answers all orders for a VM that does not exist: it has no volumes, and cannot get any.
     fn vm_is_gone(&mut self) -> bool {
         let wishes: Vec<_> = self.open.iter().map(|(name, open)| (name.clone(), open.order.wish)).collect();
         for (name, wish) in wishes {
@@ -230,7 +233,7 @@ impl Queue {
         false
     }
 
-    /// The API server does not answer: what waits too long is given up.
+    /// Gives up the orders that have waited too long while the API server does not answer.
     fn cannot_ask(&mut self, why: &str) -> bool {
         for name in self.overdue_orders() {
             self.answer(&name, Err(VolumeError::Unavailable(why.to_owned())));
@@ -238,7 +241,7 @@ impl Queue {
         false
     }
 
-    /// The orders that take too long, from when KubeVirt was told of them, if it was.
+    /// Returns the orders that have taken too long, counted from the request to KubeVirt, if there was one.
     fn overdue_orders(&self) -> Vec<String> {
         let begun =
             |name: &str, open: &Open| self.since.get(name).map_or(open.since, |told| open.since.max(*told));
@@ -246,7 +249,7 @@ impl Queue {
         late.map(|(name, _)| name.clone()).collect()
     }
 
-    /// What KubeVirt would never do, as things are.
+    /// Refuses the orders that KubeVirt cannot fulfil in the present state.
     fn refuse_what_cannot_be(&mut self, seen: &Seen) {
         let mut refused = Vec::new();
         for (name, Open { order, .. }) in &self.open {
@@ -272,8 +275,8 @@ impl Queue {
             .collect();
     }
 
-    /// What was to be taken out again because it did not get into the VM, and has got there after all: its guest may have it in
-    /// use by now.
+    /// Keeps a volume that was to be removed again because it was late, but has arrived in the VM after all: its
+    /// guest may be using it by now.
     fn keep_what_has_come(&mut self, seen: &Seen) {
         for (name, open) in &mut self.open {
             if open.withdrawn.is_some() && seen.stage(name) == Stage::Ready {
@@ -282,7 +285,7 @@ impl Queue {
         }
     }
 
-    /// A volume of ours that does not get into the VM keeps all others out: it is taken out again.
+    /// Removes a volume of guestlet's that does not arrive in the VM, because it blocks all others.
     async fn withdraw_what_is_overdue(&mut self, seen: &Seen) {
         for name in self.overdue_orders() {
             let Some(open) = self.open.get(&name) else { continue };
@@ -307,7 +310,7 @@ impl Queue {
         }
     }
 
-    /// Why a volume does not get on, as far as anybody says it.
+    /// Explains why a volume makes no progress, as far as the API says.
     async fn why(&self, seen: &Seen, name: &str, stage: &Stage) -> String {
         let namespace = &self.place.0;
         let warning = match seen.attachment_pod(name) {
@@ -322,7 +325,7 @@ impl Queue {
         }
     }
 
-    /// What has waited for others for too long is given up, and told for whom it has waited.
+    /// Gives up the orders that have waited too long for other volumes; their errors name those volumes.
     fn give_up_waiting(&mut self, seen: &Seen, others: &[(String, Stage)]) {
         for name in self.overdue_orders() {
             let of_others = others.iter().filter(|(other, _)| *other != name);
@@ -354,7 +357,7 @@ impl Queue {
         }
     }
 
-    /// Tells KubeVirt; whether it is to be looked again at once.
+    /// Sends the request to KubeVirt; returns whether to evaluate the state again immediately.
     async fn tell(
         &mut self,
         seen: &Seen,
@@ -370,7 +373,7 @@ impl Queue {
             Err(error) => Err(error),
         };
         match told {
-            // What is to be seen of it comes with a change.
+            // The effect becomes visible with the next change of the run.
             Ok(Written::Yes) => {
                 self.is_careful = false;
                 tracing::debug!(vm = self.place.1, ?wish, ?names, "KubeVirt was told");
@@ -412,8 +415,8 @@ impl Queue {
         }
     }
 
-    /// Asks KubeVirt for one volume after the other, as long as each is to be asked for as things are then: no such request says of
-    /// which version of the VM, or of which run, it is meant.
+    /// Requests the changes one by one, and checks before each that it is still due: a subresource request cannot
+    /// be tied to a version of the VM or to a run.
     async fn request(&self, way: Way, wish: Wish, names: &[String]) -> Result<Written, VolumeError> {
         for (name, open) in names.iter().filter_map(|name| self.open.get_key_value(name)) {
             let Some(now) = self.cluster.seen(&self.place.0, &self.place.1).await? else {
@@ -439,8 +442,8 @@ impl Queue {
     }
 }
 
-/// An order that came while the last one was ended; none if the queue has ended. Nothing is lost in between: from here on
-/// nobody can send an order, and is given a new queue.
+/// Closes the queue, and returns an order that arrived before that, if there was one. No order is lost: later
+/// callers cannot send to a closed queue, and get a new one.
 async fn last(orders: &mut mpsc::Receiver<Order>) -> Option<Order> {
     orders.close();
     orders.recv().await

@@ -1,4 +1,4 @@
-//! What KubeVirt would never do, or must not be told, about a volume of one VM as that was read. Pure.
+//! Refuses orders that KubeVirt cannot fulfil, or must not receive, in the present state of the VM. Pure.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use super::queue::Order;
 use super::seen::{Seen, Stage};
 use crate::host::backends::volumes::VolumeError;
 
-/// The value of `updateVolumesStrategy` with which KubeVirt hands no change of volumes to a VM that runs.
+/// Value of `updateVolumesStrategy` with which KubeVirt does not apply changes of volumes to a running VM.
 const MIGRATION: &str = "Migration";
 
-/// The answer to an order that KubeVirt could never carry out, as things are. What a guest has said of a disk that another program
-/// has plugged counts for as long as `released`.
+/// Returns the answer to an order that KubeVirt cannot fulfil in the present state. `released` is the validity
+/// of a guest's release of a disk that another program has plugged.
 pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<(), VolumeError>> {
     let name = order.disk.volume();
     let refused = |words: String| Some(Err(VolumeError::Refused(words)));
     let is_other = seen.vm.metadata.uid.as_deref().is_none_or(|uid| !uid.eq_ignore_ascii_case(&order.uid));
     match order.wish {
-        // Who asks looks for himself who holds it now.
+        // The caller determines the present holder itself.
         Wish::Unplug if is_other => return Some(Ok(())),
         Wish::Plug if is_other => {
             return refused("the VM was recreated under the same name; repeat the call".to_owned());
@@ -50,7 +50,7 @@ pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<
             order.disk.claim.name
         ));
     }
-    // It may be called otherwise, and be of the same claim.
+    // The volume of this claim may have a different name.
     let running = seen.instance.iter().flat_map(|run| &run.spec.volumes);
     let is_meant = |volume: &&Volume| {
         volume.name == name || order.wish == Wish::Plug && volume.claim() == Some(&order.disk.claim.name)
@@ -87,12 +87,13 @@ pub fn refusal(seen: &Seen, order: &Order, released: Duration) -> Option<Result<
     None
 }
 
-/// Whether no guest runs in a VM, nor will as things are.
+/// Reports whether no guest runs in a VM, nor will without a new start.
 fn has_ended(seen: &Seen) -> bool {
     seen.instance.as_ref().is_none_or(|run| matches!(run.status.phase.as_str(), "Succeeded" | "Failed"))
 }
 
-/// Why a guest has to be asked for a disk before KubeVirt is told to take it away; in words.
+/// Returns the reason why the guest has to be asked before KubeVirt is requested to remove its disk, if it has
+/// to be.
 fn must_be_asked(seen: &Seen, order: &Order, released: Duration) -> Option<&'static str> {
     let run = seen.run();
     if run.has_started && run != order.released.run {
@@ -102,7 +103,8 @@ fn must_be_asked(seen: &Seen, order: &Order, released: Duration) -> Option<&'sta
     if !is_theirs || has_ended(seen) {
         return None;
     }
-    // KubeVirt takes away nothing before the guest runs, which finds the disk, and may mount it without its agent.
+    // KubeVirt removes nothing before the guest runs. The guest then finds the disk, and may mount it without its
+    // agent's knowledge.
     if seen.waits_to_start().is_some() {
         return Some(
             "the VM is starting with the volume, which a program other than guestlet has plugged, and its \
@@ -183,18 +185,18 @@ mod tests {
         };
         let is_refused = |seen: &Seen, run| refused(seen, false, Released { run, at: None, by_force: false });
         assert!(!is_refused(&there, there.run()));
-        // It was off, or another one, or had not started.
+        // Before, the VM was off, or had another run, or had not started.
         let of_another = Run { uid: Some("run-0".to_owned()), has_started: true };
         for before in [Run::default(), of_another, Run { has_started: false, ..there.run() }] {
             assert!(is_refused(&there, before));
         }
-        // It is about to start, or off: it has no guest yet.
+        // The VM is about to start or off, and so has no guest yet.
         there.instance.as_mut().unwrap().status.phase = "Scheduled".to_owned();
         assert!(!is_refused(&there, Run::default()));
         there.instance = None;
         assert!(!is_refused(&there, Run::default()));
 
-        // Of what another program has plugged, the guest that starts may know more than guestlet does.
+        // For a disk that another program has plugged, the starting guest may use it without guestlet's knowledge.
         let mut theirs = seen(&["data"], &["data"], &[("data", "Ready")]);
         theirs.vm.metadata.uid = Some("vm".to_owned());
         let run = theirs.run();
@@ -202,7 +204,7 @@ mod tests {
             refused(seen, true, Released { run: run.clone(), at: Some(Instant::now()), by_force })
         };
         assert!(!is_refused(&theirs, &run, false));
-        // What it has said holds for a while, but of what guestlet has plugged.
+        // A release is valid for a limited time only, except for disks that guestlet has plugged.
         let before = Instant::now().checked_sub(LASTS);
         for at in [None, before] {
             for (by_force, expected) in [(false, true), (true, false)] {

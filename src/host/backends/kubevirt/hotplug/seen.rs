@@ -1,57 +1,60 @@
-//! Where a volume is on its way into a VM or out of it, as the objects of the API say. Pure.
+//! Stage of a volume on its way into a VM or out of it, derived from the objects of the API. Pure.
 //!
 //! ```text
 //!  VM's spec ──KubeVirt copies──▶ instance's spec ──an attachment pod carries it──▶ instance's status: … Ready
 //!     Handed                          Coming                                              Ready
 //!
-//!  gone from the VM's spec, and still in the instance's spec or status: Leaving.   In none of them: Absent.
+//!  no longer in the VM's spec, but in the instance's spec or status: Leaving.   In none of them: Absent.
 //! ```
 //!
-//! Where changes are asked for by subresource, what KubeVirt has accepted and not carried out is in the VM's status: a volume
-//! that it has been asked for counts as one in the VM's spec, and one that it has been asked to take away as gone from there.
+//! If changes are requested through the subresource, those that KubeVirt has accepted but not made yet are in
+//! the VM's status. A volume that is to be added counts as listed in the VM's spec, and one that is to be
+//! removed as not listed.
 //!
-//! Where they are, one that only the instance lists came by a request to the instance (virtctl addvolume without --persist): nobody
-//! takes it away, and it holds nothing up once it is ready (Alone). Where the VM's spec decides, KubeVirt takes it away.
+//! With the subresource, a volume that only the instance lists was added to the instance directly (virtctl
+//! addvolume without --persist): KubeVirt does not remove it, and it blocks nothing once it is ready (Alone).
+//! If the VM's spec decides, KubeVirt removes it.
 //!
-//! A status outlives its spec, and a name that comes again waits for that; so nothing is called absent before the
-//! status has let go of it, too.
+//! A status outlives its spec, and a new volume of the same name waits for the old status to disappear; so a
+//! volume counts as absent only when the status no longer lists it either.
 
 use tokio::time::Instant;
 
 use super::super::gates::Way;
 use super::super::objects::{Instance, VirtualMachine, Volume, VolumeStatus};
 
-/// The phase of a volume that a machine has.
+/// Phase of a volume that the domain has.
 const READY: &str = "Ready";
-/// The phase of a run whose domain runs.
+/// Phase of a run whose domain is running.
 const RUNNING: &str = "Running";
-/// What the status of a volume says that is not in it.
+/// Placeholder for a status without details.
 const UNSAID: &str = "no details are given";
 
-/// Where a volume is on its way.
+/// Stage of a volume on its way into a VM or out of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stage {
-    /// Nowhere.
+    /// The volume is in neither of the specs nor in the status.
     Absent,
-    /// KubeVirt has been told, and has not taken it up.
+    /// KubeVirt has been asked to add it, and has not begun.
     Handed,
-    /// KubeVirt is at it; in words how far.
+    /// KubeVirt is adding it; the text describes the progress.
     Coming(String),
-    /// The machine has it. Its guest may not have seen it.
+    /// The domain has it. Its guest may not have seen it yet.
     Ready,
-    /// The machine has it, and the VM does not: until that is stopped, or KubeVirt is asked at the instance.
+    /// The domain has it, but the VM's spec does not: it stays until the VM stops, or its removal is requested from
+    /// the instance.
     Alone,
-    /// KubeVirt has been told to take it away, and has not done so; in words how far.
+    /// KubeVirt has been asked to remove it, and has not finished; the text describes the progress.
     Leaving(String),
 }
 
 impl Stage {
-    /// Whether something is going on.
+    /// Reports whether a change is in progress.
     fn is_on_its_way(&self) -> bool {
         !matches!(self, Self::Absent | Self::Ready | Self::Alone)
     }
 
-    /// In words, for a sentence that begins with the volume.
+    /// Describes the stage, for a sentence whose subject is the volume.
     pub fn words(&self) -> String {
         match self {
             Self::Absent => "is not in the VM".to_owned(),
@@ -64,25 +67,26 @@ impl Stage {
     }
 }
 
-/// A VM and its run, if it runs, as they were read.
+/// VM and its run, if it has one, as they were read.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
-    /// The VM.
+    /// VirtualMachine object.
     pub vm: VirtualMachine,
-    /// The run of it.
+    /// VirtualMachineInstance object.
     pub instance: Option<Instance>,
-    /// How KubeVirt is told to plug and unplug; none if that was not asked, or it does not do it. What a run lists and its VM does not
-    /// stays or goes by it.
+    /// Interface through which KubeVirt hot-plugs; `None` if it was not determined, or KubeVirt cannot hot-plug. It
+    /// decides what becomes of volumes that a run lists and its VM does not.
     pub way: Option<Way>,
 }
 
 impl Seen {
-    /// The volume of this name in the VM's spec.
+    /// Returns the volume with this name in the VM's spec, taking accepted requests into account.
     pub fn listed(&self, name: &str) -> Option<&Volume> {
         self.vm.spec.template.spec.volumes.iter().find(|volume| volume.name == name)
     }
 
-    /// Whether KubeVirt can be told to take away the volume of this name: only one in the VM's spec, and only once.
+    /// Reports whether KubeVirt can be asked to remove the volume with this name: it has to be in the VM's spec,
+    /// and its removal must not have been requested yet.
     pub fn can_be_taken_out(&self, name: &str) -> bool {
         self.listed(name).is_some() && !self.is_asked_away(name)
     }
@@ -91,13 +95,13 @@ impl Seen {
         self.vm.asked_away().any(|one| one == name)
     }
 
-    /// The phase of a run that has not started its domain yet.
+    /// Returns the phase of a run that has not started its domain yet.
     pub fn waits_to_start(&self) -> Option<&str> {
         let instance = self.instance.as_ref().filter(|instance| !has_started(instance))?;
         Some(if instance.status.phase.is_empty() { "new" } else { &instance.status.phase })
     }
 
-    /// The run of the VM, as far as it matters to its guest.
+    /// Returns the properties of the VM's run that matter to its guest.
     pub fn run(&self) -> Run {
         let uid = self.instance.as_ref().and_then(|instance| instance.metadata.uid.clone());
         Run { uid, has_started: self.instance.as_ref().is_some_and(has_started) }
@@ -113,7 +117,8 @@ impl Seen {
             .is_some_and(|instance| instance.spec.volumes.iter().any(|volume| volume.name == name))
     }
 
-    /// Whether the instance lists a volume that the VM does not: where that is going is up to how KubeVirt is told.
+    /// Reports whether the instance lists a volume that the VM does not: its stage then depends on the interface of
+    /// KubeVirt.
     pub fn has_what_its_vm_lacks(&self) -> bool {
         self.instance
             .iter()
@@ -121,13 +126,13 @@ impl Seen {
             .any(|volume| self.listed(&volume.name).is_none())
     }
 
-    /// Whether the instance keeps what the VM does not list.
+    /// Reports whether the instance keeps volumes that the VM does not list.
     fn keeps_its_own(&self) -> bool {
         let runs = |run: &Instance| run.status.phase == RUNNING && run.metadata.deletion_timestamp.is_none();
         self.way == Some(Way::Subresource) && self.instance.as_ref().is_some_and(runs)
     }
 
-    /// Where the volume of this name is.
+    /// Returns the stage of the volume with this name.
     pub fn stage(&self, name: &str) -> Stage {
         let is_listed = self.listed(name).is_some();
         let is_wanted =
@@ -142,7 +147,7 @@ impl Seen {
                 }
             }
             (true, None) if is_in_instance => Stage::Coming(UNSAID.to_owned()),
-            // The status is of one that had this name before.
+            // The status still describes an earlier volume with this name.
             (true, _) => Stage::Handed,
             (false, _) if is_listed => {
                 Stage::Leaving("KubeVirt was asked to, but has not removed it from the VM's spec".to_owned())
@@ -161,7 +166,7 @@ impl Seen {
         }
     }
 
-    /// Every volume that came while the VM ran, or is to, whoever wants it, with where it is.
+    /// Returns all volumes that were or will be hot-plugged, with their stages, whichever program requested them.
     fn hotplugged(&self) -> Vec<(String, Stage)> {
         let is_one = |volume: &&Volume| {
             volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
@@ -182,51 +187,52 @@ impl Seen {
         names.into_iter().map(|name| (name.clone(), self.stage(&name))).collect()
     }
 
-    /// Those of them that KubeVirt is at, or is to be. In a VM that is off, nothing goes anywhere.
+    /// Returns those of them that KubeVirt is changing or is going to change. In a VM that is off, no volume
+    /// changes.
     pub fn on_their_way(&self) -> Vec<(String, Stage)> {
         let mut volumes = self.hotplugged();
         volumes.retain(|(_, stage)| stage.is_on_its_way() && self.instance.is_some());
         volumes
     }
 
-    /// The pod that carries the volume of this name, if there is one.
+    /// Returns the name of the pod that carries the volume with this name, if there is one.
     pub fn attachment_pod(&self, name: &str) -> Option<&str> {
         self.status(name)?.hotplug_volume.as_ref()?.attach_pod_name.as_deref().filter(|pod| !pod.is_empty())
     }
 }
 
-/// A run of a VM, as far as it matters to its guest.
+/// Properties of a VM's run that matter to its guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Run {
-    /// The UID of the instance; none if there is none.
+    /// UID of the instance; `None` if there is no instance.
     pub uid: Option<String>,
-    /// It has come as far as to have a guest, which may have ended since.
+    /// True if it has come far enough to have a guest, even if that has ended since.
     pub has_started: bool,
 }
 
-/// What is known of the guest of a disk that is to be unplugged.
+/// State of the guest at the time it released a disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Released {
-    /// The run of the VM whose guest has released the disk, or which had no guest. Another one may have it in use.
+    /// Run whose guest has released the disk, or that had no guest. A different run may be using the disk.
     pub run: Run,
-    /// When it has; none if it was not asked.
+    /// Time of the release; `None` if the guest was not asked.
     pub at: Option<Instant>,
-    /// Somebody answers for it that the guest can do without the disk.
+    /// True if the caller takes responsibility for removing the disk regardless of the guest.
     pub by_force: bool,
 }
 
-/// Whether the domain of an instance has been started. Before that KubeVirt changes nothing of the volumes in its spec, and waits
-/// for all of them.
+/// Reports whether the domain of an instance has been started. Before that, KubeVirt does not change the
+/// volumes in its spec, and waits for all of them.
 fn has_started(instance: &Instance) -> bool {
     !matches!(instance.status.phase.as_str(), "" | "Pending" | "Scheduling" | "Scheduled")
 }
 
-/// Whether the machine has a volume. Those of its start have no phase.
+/// Reports whether the domain has a volume. Volumes that were present at its start have no phase.
 fn is_ready(status: &VolumeStatus) -> bool {
     status.phase.as_deref().is_none_or(|phase| phase == READY) && !status.target.is_empty()
 }
 
-/// What a status says, in words.
+/// Describes a status.
 fn how(status: &VolumeStatus) -> String {
     let mut words = status.phase.clone().unwrap_or_else(|| "no phase".to_owned());
     if let Some(why) = status.message.as_ref().or(status.reason.as_ref()).filter(|why| !why.is_empty()) {
@@ -247,7 +253,8 @@ pub(super) mod tests {
         names.iter().map(volume).collect()
     }
 
-    /// A VM whose spec, whose instance's spec and whose instance's status list these, the last with their phases.
+    /// Builds a VM with these volumes in its spec, in its instance's spec, and in its instance's status with their
+    /// phases.
     pub fn seen(wanted: &[&str], copied: &[&str], status: &[(&str, &str)]) -> Seen {
         let one = |(name, phase): &(&str, &str)| {
             let target = if *phase == READY { "sda" } else { "" };
@@ -272,7 +279,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The same with these changes that KubeVirt has accepted.
+    /// Adds these accepted requests to the VM's status.
     pub fn asked(seen: Seen, come: &[&str], go: &[&str]) -> Seen {
         let coming = come.iter().map(|name| {
             let source = json!({"persistentVolumeClaim": {"claimName": name}});
@@ -284,7 +291,7 @@ pub(super) mod tests {
         Seen { vm: VirtualMachine { status, ..seen.vm }, ..seen }
     }
 
-    /// What the VM's spec, the instance's spec and the instance's status list, and the stage that this is.
+    /// Lists of the VM's spec, the instance's spec and the instance's status, and the resulting stage.
     type Case<'c> = (&'c [&'c str], &'c [&'c str], &'c [(&'c str, &'c str)], &'c str);
 
     #[test]
@@ -301,7 +308,7 @@ pub(super) mod tests {
             (&[], &["v"], &ready, leaving),
             (&[], &[], &going, leaving),
             (&[], &["v"], &[], leaving),
-            // It came again while the one before was still going.
+            // A volume of the same name is added while the previous one is still being removed.
             (&["v"], &[], &going, "Handed"),
         ];
         for (wanted, copied, status, expected) in cases {
@@ -325,7 +332,7 @@ pub(super) mod tests {
         assert!(matches!(without_target.stage("v"), Stage::Coming(_)));
     }
 
-    /// How KubeVirt is told, what the instance's status lists, what is otherwise, and the stage that this is.
+    /// Interface of KubeVirt, volumes in the instance's status, further changes, and the resulting stage.
     type Change<'c> = (Option<Way>, &'c [(&'c str, &'c str)], &'c dyn Fn(&mut Seen), &'c str);
 
     #[test]
@@ -367,7 +374,7 @@ pub(super) mod tests {
         let coming = asked(seen(&[], &[], &[]), &["v"], &[]);
         assert_eq!((stage(&coming).as_str(), coming.can_be_taken_out("v")), ("Handed", false));
         assert_eq!(coming.on_their_way().len(), 1);
-        // The instance has it before the VM's spec does.
+        // The instance gets the volume before the VM's spec does.
         let there = asked(seen(&[], &["v"], &[("v", "Ready")]), &["v"], &[]);
         assert_eq!(stage(&there), "Ready");
         let off = Seen { instance: None, ..asked(seen(&["v"], &[], &[]), &[], &["v"]) };

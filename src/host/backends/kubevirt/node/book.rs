@@ -1,8 +1,9 @@
-//! Which VMs a node has: what is heard of VirtualMachineInstances, made into changes. Pure.
+//! Turns the events about the VirtualMachineInstances of a node into changes of its list of VMs. Pure.
 //!
-//! They are followed twice, because a server filters by one label at a time: those that run on the node, and those that
-//! are being migrated to it. One may be in both, in two versions; the newer one counts. Where it runs its status says, so
-//! that during a migration one node has it at a time: first the source, and when that has completed the target.
+//! There are two watches, because a label selector cannot express "or": one on the instances that run on the
+//! node, and one on those that are migrating to it. An instance may be in both, in two versions; the newer one
+//! counts. Its status says where it runs, so that during a migration one node has it at a time: first the
+//! source and, once it has completed, the target.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,49 +19,49 @@ use crate::host::limits::Limits;
 use crate::kubernetes::follow::Heard;
 use crate::wire::proto::v1::Topology;
 
-/// What of VMs the settings say.
+/// Settings for VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// A folder of hybrid vsocks, if agents are reached by these.
+    /// Directory of hybrid vsock sockets, if agents are reached through these.
     pub sockets: Option<PathBuf>,
-    /// The port of agents.
+    /// Vsock port of the agents.
     pub port: u32,
-    /// How many volumes may be plugged into a VM.
+    /// Maximum number of volumes that may be plugged into a VM.
     pub max_volumes: u32,
-    /// What a guest may cost.
+    /// Limits on the resources that a guest may consume.
     pub limits: Arc<Limits>,
-    /// Labels of the node that guests are told, beside region and zone.
+    /// Labels of the node that are reported to guests, in addition to region and zone.
     pub node_labels: Vec<String>,
-    /// Whether guests have objects in the cluster.
+    /// True if guests are to be represented by objects in the cluster.
     pub guests: bool,
 }
 
-/// By which label a VirtualMachineInstance was found.
+/// Watch that found a VirtualMachineInstance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// It runs on this node.
+    /// The instance runs on this node.
     Runs,
-    /// It is migrated to this node, or was.
+    /// The instance is migrating to this node, or has done so.
     Comes,
 }
 
-/// What is known of the VMs of a node, and what was told of it.
+/// State of the VMs of a node, and the part of it that has been reported.
 #[derive(Debug)]
 pub struct Book {
     node: String,
     options: Options,
     processes: Arc<Processes>,
-    /// By name.
+    /// Running instances by VM name.
     runs: BTreeMap<String, Seen>,
     comes: BTreeMap<String, Seen>,
-    /// Nothing is told before both were heard.
+    /// True for each watch that has listed its objects. No changes are reported before both have.
     heard: [bool; 2],
     told: BTreeMap<String, Told>,
     topology: Option<Arc<Topology>>,
 }
 
 impl Book {
-    /// One of the node of this name.
+    /// Creates an empty book of the node with this name.
     pub fn new(node: String, options: Options, processes: Arc<Processes>) -> Self {
         Self {
             node,
@@ -74,7 +75,7 @@ impl Book {
         }
     }
 
-    /// What changes by what was heard.
+    /// Applies an event and returns the resulting changes.
     pub fn hear(&mut self, side: Side, heard: Heard<Seen>) -> Vec<Change> {
         let was_complete = self.is_complete();
         let known = match side {
@@ -115,20 +116,20 @@ impl Book {
         }
     }
 
-    /// The VirtualMachineInstance of a VM that was told.
+    /// Returns the VirtualMachineInstance of a VM that has been reported.
     pub fn instance(&self, name: &str) -> Option<Instance> {
         let Seen { metadata, facts } = self.newest(name).filter(|_| self.told.contains_key(name))?.clone();
         let volumes = facts?.volumes;
         Some(Instance { namespace: metadata.namespace?, name: metadata.name?, uid: metadata.uid?, volumes })
     }
 
-    /// What changes with other settings.
+    /// Applies new settings and returns the resulting changes.
     pub fn set(&mut self, options: Options) -> Vec<Change> {
         self.options = options;
         self.tell(self.told.keys().cloned().collect())
     }
 
-    /// What changes now that the node is there.
+    /// Sets the node's location and returns the resulting changes.
     pub fn place(&mut self, topology: &Arc<Topology>) -> Vec<Change> {
         if self.topology.as_ref() == Some(topology) {
             return Vec::new();
@@ -142,7 +143,8 @@ impl Book {
         self.heard == [true; 2]
     }
 
-    /// What of these VMs is another than was told. First what is gone: its identifiers may be another's.
+    /// Returns what has changed in these VMs since the last report. Removals come first, because a removed VM's
+    /// identifiers may be in use by another VM.
     fn tell(&mut self, names: BTreeSet<String>) -> Vec<Change> {
         let (mut changes, mut present) = (Vec::new(), Vec::new());
         for name in names {
@@ -170,7 +172,7 @@ impl Book {
         }
     }
 
-    /// What is known of a VM of this node, by the newest that was heard.
+    /// Returns the facts about a VM of this node, from the newest version of its object.
     fn facts(&self, name: &str) -> Option<Arc<Facts>> {
         self.newest(name)?.facts.clone().filter(|facts| facts.node == self.node)
     }
@@ -213,7 +215,7 @@ mod tests {
         Book::new("n1".into(), options(), Arc::new(Processes::new(Root::at("/nowhere"))))
     }
 
-    /// A VirtualMachineInstance of the VM `vm`, which has this UID and runs on this node.
+    /// Builds a VirtualMachineInstance of the VM `vm` with this UID on this node.
     fn seen(version: u32, vm: &str, uid: &str, node: &str) -> Seen {
         serde_json::from_value(json!({
             "metadata": {
@@ -229,7 +231,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What was told, in words.
+    /// Renders changes as texts that the tests compare.
     fn words(changes: &[Change]) -> Vec<String> {
         let word = |change: &Change| match change {
             Change::Present(vm) => format!("{} by {}", vm.name, vm.dial),
@@ -248,7 +250,7 @@ mod tests {
         Arc::new(Topology { zone: zone.into(), ..Topology::default() })
     }
 
-    /// One that has told of `a`, in zone x.
+    /// Creates a book that has reported `a`, in zone x.
     fn begun() -> Book {
         let mut book = book();
         assert_eq!(book.place(&place("x")), []);
@@ -314,7 +316,7 @@ mod tests {
         assert_eq!(target.hear(Side::Comes, Heard::There(seen(2, "a", "1", "n2"))), []);
         let over = words(&target.hear(Side::Comes, Heard::There(seen(3, "a", "1", "n1"))));
         assert_eq!(over, ["ns/a by vsock 7:970 in pod pod-1", "ns/a RUNNING"]);
-        // The label by which it is found changes as well, in whatever order that is heard.
+        // The label of the watch changes as well; the two events may arrive in either order.
         assert_eq!(target.hear(Side::Runs, Heard::There(seen(3, "a", "1", "n1"))), []);
         assert_eq!(target.hear(Side::Comes, Heard::Gone(seen(4, "a", "1", "n1"))), []);
     }
@@ -324,7 +326,7 @@ mod tests {
         for late in [false, true] {
             let mut source = begun();
             if late {
-                // It came to this node once, by the label that stays.
+                // It once migrated to this node, and keeps the label of the target.
                 assert_eq!(source.hear(Side::Comes, Heard::There(seen(1, "a", "1", "n1"))), []);
                 assert_eq!(
                     words(&source.hear(Side::Comes, Heard::There(seen(5, "a", "1", "n2")))),

@@ -1,5 +1,5 @@
-//! Disks and volumes, which a node does not plug: that is for the controller role, which may change VMs. And consoles, which KubeVirt
-//! keeps to itself.
+//! Refuses operations that are not the node's: disks and volumes are plugged by the controller role, which may
+//! change VMs, and consoles are provided by KubeVirt itself.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::host::backends::volumes::{
     Volumes,
 };
 
-/// What to do instead.
+/// Advice in the error.
 const WORDS: &str = "disks of a Kubernetes cluster's VMs are plugged by KubeVirt: volumes are claims; claim them in the guest's \
                      cluster, or ask the controller of guestlet (docs/kubevirt.md), or use virtctl addvolume";
 
-/// Says for each disk and volume that it is none of this program's.
+/// Refuses all operations on disks and volumes: in this backend another program is responsible for them.
 #[derive(Debug, Clone, Copy)]
 pub struct Elsewhere;
 

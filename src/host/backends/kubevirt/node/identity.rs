@@ -1,5 +1,5 @@
-//! Who a node is to the controller: a key that is made when the program starts and never leaves it, and the certificate that
-//! the leader gives for it.
+//! Identity of a node towards the controller: a key that is generated when the program starts and never leaves
+//! it, and the certificate that the leader issues for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,37 +14,38 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::trust::certificate;
 use crate::trust::tls::provider;
 
-/// What is spoken inside (ALPN): gRPC.
+/// Application protocol (ALPN): HTTP/2, for gRPC.
 const PROTOCOL: &[u8] = b"h2";
 
-/// Why a node cannot speak with the leader.
+/// Reason why a node cannot talk to the leader.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// What the Lease has.
+    /// The Lease contains no usable CA certificate.
     #[error("the Lease of the controllers has no certificate of a CA (PEM)")]
     Authority,
-    /// What the leader gave.
+    /// The certificate that the leader issued is unusable.
     #[error("cannot use the certificate that the controller gave")]
     Certificate(#[source] rustls::Error),
-    /// No key can be made.
+    /// No key can be generated.
     #[error("cannot make a key")]
     Make(#[from] rcgen::Error),
 }
 
-/// The key of a node.
+/// Private key of a node.
 #[derive(Debug)]
 pub struct NodeKey(KeyPair);
 
 impl NodeKey {
-    /// Makes a new one.
+    /// Generates a key.
     ///
     /// # Errors
-    /// If the kernel gives no random bytes.
+    /// If the kernel provides no random bytes.
     pub fn generate() -> Result<Self, IdentityError> {
         Ok(Self(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?))
     }
 
-    /// The request for a certificate (PKCS #10, DER). It names nobody: who the node is says its token.
+    /// Builds the request for a certificate (PKCS #10, DER). It contains no name, because the token identifies the
+    /// node.
     ///
     /// # Errors
     /// If it cannot be signed.
@@ -55,11 +56,12 @@ impl NodeKey {
     }
 }
 
-/// What a node dials the leader with: it takes only one for whom this CA vouches as
-/// [`SERVER_NAME`](super::super::controller::certificates::SERVER_NAME), and shows its own certificate if it has one.
+/// Builds the TLS configuration for connections to the leader. It accepts only a server for which this CA
+/// vouches as [`SERVER_NAME`](super::super::controller::certificates::SERVER_NAME), and presents the node's own
+/// certificate, if it has one.
 ///
 /// # Errors
-/// If there is no CA in the text, or the certificate is not for the key.
+/// If the text contains no CA certificate, or the node's certificate does not match its key.
 pub fn client_config(
     authority_pem: &str,
     own: Option<(&NodeKey, &CertificateDer<'static>)>,
@@ -84,8 +86,9 @@ pub fn client_config(
     Ok(Arc::new(config))
 }
 
-/// How long after it was given a certificate is to be replaced: half of the time that it is valid. This asks no clock, and so
-/// does not depend on whether that of the node is right. `None` if it is none.
+/// Returns the time after which a certificate is to be renewed, counted from its issue: half of its validity.
+/// This needs no clock, and so works even if the node's clock is wrong. `None` if the certificate cannot be
+/// parsed.
 pub fn renew_after(certificate: &CertificateDer<'_>) -> Option<Duration> {
     let (from, to) = (certificate::begins(certificate)?, certificate::ends(certificate)?);
     Some(Duration::from_secs(to.as_secs().saturating_sub(from.as_secs())) / 2)

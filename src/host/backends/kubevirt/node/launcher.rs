@@ -1,12 +1,13 @@
-//! Dials the agent of a VM from inside the network namespace of its launcher.
+//! Dials the agent of a VM from inside the network namespace of its launcher pod.
 //!
 //! ```text
-//!  pod's UID ──/proc/*/cgroup──▶ process ──its namespace, on a thread of its own──▶ ns_mode there
+//!  pod's UID ──/proc/*/cgroup──▶ process ──its namespace, on a separate thread──▶ ns_mode there
 //!    ──local──▶ CID 3, else status.VSOCKCID ──▶ socket, bind, connect ──the process is still the same one──▶ stream
 //! ```
 //!
-//! Where contexts are confined to namespaces every guest has CID 3, and where they are not, entering does no harm: no guest
-//! is known by its CID. That the process is the launcher's its control group says, which kubelet has named.
+//! If vsock addresses are local to network namespaces, every guest has CID 3. If they are not, entering the
+//! namespace does no harm: the CID is not used to authenticate a guest. The process is known to belong to the
+//! launcher by its control group, which kubelet names.
 
 use std::any::Any;
 use std::fmt;
@@ -20,38 +21,38 @@ use crate::sys::root::Root;
 use crate::transport::BoxStream;
 use crate::transport::dial::{Dial, Dialing, Error, Source, Target, VsockDial};
 
-/// The guest's context identifier where the namespace has its own.
+/// CID of the guest in a namespace with local vsock addresses.
 const LOCAL_CID: u32 = 3;
-/// How the vsock of the reader's network namespace is; missing where kernels know of no such thing.
+/// File that shows the vsock mode of the reader's network namespace; missing on kernels without such modes.
 const MODE: &str = "/proc/sys/net/vsock/ns_mode";
 
-/// Dials the agent of one VirtualMachineInstance.
+/// Dialer for the agent of one VirtualMachineInstance.
 #[derive(Debug, Clone)]
 pub struct Launcher {
-    /// The UID of that.
+    /// UID of the VirtualMachineInstance.
     instance: String,
     way: Way,
-    /// The port of the agent.
+    /// Vsock port of the agent.
     port: u32,
     processes: Arc<Processes>,
 }
 
-/// How its agent is reached.
+/// Route to the VM's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Way {
-    /// A hybrid vsock, as the settings say.
+    /// Through a hybrid vsock socket, as set in the settings.
     Hybrid(PathBuf),
-    /// From inside one of these pods.
+    /// From inside one of these launcher pods.
     Pods { uids: Vec<String>, cid: u32 },
-    /// Not at all.
+    /// The VM has no vsock device.
     None(NoVsock),
-    /// It cannot be told; why, and how to look.
+    /// The route cannot be determined; the text is the reason, with the command to investigate.
     Untold(String),
 }
 
 impl Launcher {
-    /// A dialer of the VM with these facts on this node. If there is a folder of `sockets`, its agent is behind the one with
-    /// the UID of the VirtualMachineInstance in its name.
+    /// Creates a dialer for the VM with these facts on this node. If `sockets` is set, the agent is reached through
+    /// the socket in that directory whose name contains the UID of the VirtualMachineInstance.
     pub fn new(
         facts: &Facts,
         node: &str,
@@ -97,7 +98,7 @@ impl Launcher {
     }
 }
 
-/// The guest's context identifier as it is seen in this thread's network namespace.
+/// Returns the guest's CID as seen from this thread's network namespace.
 fn seen_cid(root: &Root, cid: u32) -> u32 {
     if root.line(MODE) == "local" { LOCAL_CID } else { cid }
 }
@@ -156,7 +157,7 @@ mod tests {
             assert!(why.contains(words) && is_meant == meant, "{why}");
             assert_eq!(launcher.to_string(), "no vsock");
         }
-        // Of one that cannot be read it is not known, and it may be read later.
+        // An unreadable state is not an answer: it may become readable later.
         let odd = launcher(&facts(Vsock::Unreadable("it is odd".into())), None);
         let Error::NotYet(why) = refusal(&odd).await else { panic!("{odd}") };
         assert!(why.starts_with("it is odd; see "), "{why}");
@@ -204,7 +205,7 @@ mod tests {
         ] {
             assert!(!one.is_same(&launcher(&other, None)), "{other:?}");
         }
-        // Where the others run is of no interest.
+        // Launcher pods on other nodes make no difference.
         let moving = Facts { pods: vec![("aaaa".into(), "n1".into())], ..facts(Vsock::Cid(7)) };
         assert!(one.is_same(&launcher(&moving, None)));
     }

@@ -1,4 +1,5 @@
-//! The node role: the VMs of one node, as the API knows them, and the ways to their agents. It reads, and changes no VM.
+//! Node role: the VMs of one node, as the API reports them, and the routes to their agents. It only reads, and
+//! changes no VM.
 //!
 //! ```text
 //!  API server ──VirtualMachineInstances, by labels──▶ follow ──▶ book ──Change──▶ fleet
@@ -7,8 +8,9 @@
 //!  fleet's session ──dials──▶ launcher ──by a process of the pod──▶ the guest
 //! ```
 //!
-//! All that comes from the API is read on a thread of its own: however many VMs there are, sessions do not wait for it.
-//! While the API server is silent everything stays as it was: not hearing of a VM says nothing about it.
+//! Data from the API is parsed on a separate thread, so that a large number of VMs does not delay sessions.
+//! While the API server does not answer, the last known state is kept: the absence of events says nothing about
+//! a VM.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -46,33 +48,33 @@ use place::Labelled;
 use processes::Processes;
 pub use roster::{Instance, Roster};
 
-/// Which node, and how its cluster is reached.
+/// Node, and access to its cluster.
 #[derive(Debug, Clone)]
 pub struct Site {
-    /// The API server, and who asks it.
+    /// API server and credentials.
     pub cluster: kube::Config,
-    /// The name of the Node.
+    /// Name of the Node.
     pub node: String,
-    /// What the settings say.
+    /// Present settings.
     pub options: watch::Receiver<Options>,
-    /// Is told where the node is.
+    /// Receives the location of the node.
     pub topology: watch::Sender<Arc<Topology>>,
-    /// Is told what cannot be followed.
+    /// Receives the problems of watches.
     pub problems: watch::Sender<Problems>,
-    /// Is told what an administrator should know of the cluster.
+    /// Receives advice for the administrator of the cluster.
     pub advice: watch::Sender<Vec<Advice>>,
-    /// Is told whose VMs they are.
+    /// Receives the VirtualMachineInstances of the reported VMs.
     pub roster: Arc<Roster>,
 }
 
-/// The backend.
+/// Backend of a node.
 #[derive(Debug)]
 pub struct Node {
     site: Site,
     half: Arc<Half>,
 }
 
-/// What is heard.
+/// Event to process.
 enum News {
     Machine(Side, Heard<Seen>),
     Node(Heard<Labelled>),
@@ -81,17 +83,17 @@ enum News {
 }
 
 impl Node {
-    /// A backend for the VMs of a node.
+    /// Creates a backend for the VMs of a node.
     pub fn new(site: Site, half: Arc<Half>) -> Self {
         Self { site, half }
     }
 
-    /// All that is heard, as it comes.
+    /// Merges all watches and changes of settings into one stream.
     fn news(&self, client: &kube::Client) -> impl Stream<Item = News> + Send + use<> {
         let Site { node, problems, options, .. } = &self.site;
         let teller = |what| Some(standing::teller(what, problems.clone(), Arc::clone(&self.half)));
         let machines = |side, label: &str, what| {
-            // Otherwise the server would read all VMs of the cluster from its store, for each node that starts.
+            // Without this the API server would read all VMs of the cluster from its store for each node that starts.
             let labels = Some(format!("{label}={node}"));
             let selector = Selector { labels, may_be_old: true, ..Selector::default() };
             follow(Api::<Seen>::all(client.clone()), selector, teller(what))
@@ -126,7 +128,7 @@ impl Node {
         ])
     }
 
-    /// Tells of changes until nobody receives them.
+    /// Reports changes until the receiver is dropped.
     async fn tell(self, changes: mpsc::Sender<Change>) -> Result<(), kube::Error> {
         let client = kube::Client::try_from(self.site.cluster.clone())?;
         let mut news = Box::pin(self.news(&client));
@@ -141,7 +143,7 @@ impl Node {
                 News::Machine(side, heard) => {
                     let names = named(&heard);
                     let told = book.hear(side, heard);
-                    // What changes of no session may be of interest.
+                    // Changes that produce no event for sessions may matter to the users of the roster.
                     for (name, instance) in names.iter().filter_map(|name| Some((name, book.instance(name)?)))
                     {
                         roster.set(name, Some(instance));
@@ -157,14 +159,14 @@ impl Node {
                     labels = match heard {
                         Heard::All(nodes) => nodes.into_iter().next(),
                         Heard::There(node) => Some(node),
-                        // Its guests are still where they were.
+                        // The Node object was deleted, but the location of its guests has not changed.
                         Heard::Gone(_) => labels,
                     };
                     Vec::new()
                 }
             };
             if may_advise {
-                // Where agents are reached in another way it is of no interest.
+                // The advice concerns vsock, and does not apply if agents are reached in another way.
                 let by_vsock = options.borrow().sockets.is_none();
                 advice.send_replace(if by_vsock { installed.advice() } else { Vec::new() });
             }
@@ -189,7 +191,7 @@ impl Node {
     }
 }
 
-/// The VMs that something is heard of.
+/// Returns the names of the VMs that an event concerns.
 fn named(heard: &Heard<Seen>) -> Vec<String> {
     let seen = match heard {
         Heard::All(seen) => seen.as_slice(),

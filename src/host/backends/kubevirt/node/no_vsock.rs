@@ -1,32 +1,33 @@
-//! Why a VM has no vsock, and what its administrator does about it. Pure.
+//! Reasons why a VM has no vsock device, with the remedies for its administrator. Pure.
 
 use super::super::seen::Facts;
 
-/// Nobody has asked for vsock.
+/// Reason if the VirtualMachineInstance does not request a vsock device.
 const UNWANTED: &str = "the VM has no vsock device: enable KubeVirt's feature gate VSOCK, set \
                         spec.template.spec.domain.devices.autoattachVSOCK to true in the VirtualMachine, and restart the VM";
-/// It was asked for, and is not there.
+/// Reason if a vsock device is requested but was not provided.
 const MISSING: &str = "the VM asks for a vsock device and KubeVirt gave it none (no status.VSOCKCID): enable KubeVirt's feature \
                        gate VSOCK, and restart the VM";
-/// Nobody has asked for it, in a VirtualMachineInstance that no VirtualMachine makes anew.
+/// Reason if none is requested by a VirtualMachineInstance that does not belong to a VirtualMachine.
 const ALONE: &str = "the VM has no vsock device: its VirtualMachineInstance does not ask for one, and no VirtualMachine made it";
 
-/// What is to be set in a VirtualMachine.
+/// Patch of a VirtualMachine that requests a vsock device.
 const PATCH: &str = r#"{"spec":{"template":{"spec":{"domain":{"devices":{"autoattachVSOCK":true}}}}}}"#;
 
-/// A VM without vsock, in words for people.
+/// Description of a VM without vsock, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoVsock {
-    /// Why it has none.
+    /// Reason why it has none.
     pub why: String,
-    /// What to do, with the commands.
+    /// Remedy, with the commands.
     pub remedy: String,
-    /// Nobody has asked for it.
+    /// True if no vsock device was requested.
     pub is_meant: bool,
 }
 
 impl NoVsock {
-    /// Its VirtualMachineInstance does not ask for it. Its VirtualMachine may, since it was started: that is not read.
+    /// Builds the text for a VirtualMachineInstance that requests no vsock device. Its VirtualMachine may have been
+    /// changed to request one since the start, but is not read here.
     pub fn unwanted(facts: &Facts) -> Self {
         let (namespace, name) = place(facts);
         if is_alone(facts) {
@@ -41,7 +42,7 @@ impl NoVsock {
         Self { why: UNWANTED.to_owned(), remedy, is_meant: true }
     }
 
-    /// Its VirtualMachineInstance asks for it.
+    /// Builds the text for a VirtualMachineInstance that requests a vsock device but has none.
     pub fn missing(facts: &Facts) -> Self {
         let again = if is_alone(facts) { "make it again".to_owned() } else { restart(facts) };
         let remedy = format!("once the feature gate VSOCK is on: {again}");
@@ -49,7 +50,7 @@ impl NoVsock {
     }
 }
 
-/// Its VirtualMachineInstance makes no sense: whether the VM has vsock is not known.
+/// Builds the text for a VirtualMachineInstance that cannot be parsed, so that its vsock device is unknown.
 pub fn unreadable(facts: &Facts, problem: &str) -> String {
     let (namespace, name) = place(facts);
     format!("{problem}; see kubectl --namespace {namespace} get virtualmachineinstance {name} --output yaml")
@@ -60,7 +61,7 @@ fn restart(facts: &Facts) -> String {
     format!("restart the VM: virtctl --namespace {namespace} restart {name}")
 }
 
-/// Whether no VirtualMachine made it.
+/// Reports whether the instance does not belong to a VirtualMachine.
 fn is_alone(facts: &Facts) -> bool {
     facts.lasting == facts.uid
 }

@@ -1,4 +1,4 @@
-//! Where a node is, by its Node: this is where its VMs run.
+//! Location of a node, taken from its Node object: its VMs run there.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use serde::{Deserialize, Deserializer};
 use crate::labels::{REGION, ZONE};
 use crate::wire::proto::v1::Topology;
 
-/// A Node, of which only its labels are kept.
+/// Node object, reduced to its labels.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Labelled {
-    /// Name, version and labels.
+    /// Metadata: name, version and labels are kept.
     pub metadata: ObjectMeta,
 }
 
@@ -29,7 +29,8 @@ impl<'d> Deserialize<'d> for Labelled {
     }
 }
 
-/// What guests on the node `name` with these labels are told. Of the others `further` are told as well.
+/// Returns the location to report to guests on the node `name` with these labels. Of the other labels, those in
+/// `further` are included.
 pub fn topology(name: &str, labels: &BTreeMap<String, String>, further: &[String]) -> Topology {
     let value = |key: &str| labels.get(key).cloned().unwrap_or_default();
     let told = further.iter().filter_map(|key| Some((key.clone(), labels.get(key)?.clone())));
@@ -37,7 +38,7 @@ pub fn topology(name: &str, labels: &BTreeMap<String, String>, further: &[String
         region: value(REGION),
         zone: value(ZONE),
         host: name.to_owned(),
-        // A label without a value says as little as none.
+        // A label without a value is left out.
         labels: told.filter(|(_, value)| !value.is_empty()).collect(),
     }
 }

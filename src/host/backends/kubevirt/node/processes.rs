@@ -1,6 +1,7 @@
-//! Finds a process of a pod, to enter the pod's network namespace by it.
+//! Finds a process of a pod, through which the pod's network namespace can be entered.
 //!
-//! One walk over /proc serves all that ask within [`FRESH`]: after a restart a thousand guests are dialled at once.
+//! One walk over /proc serves all callers within [`FRESH`]: after a restart, a thousand guests may be dialled
+//! at once.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,12 +13,12 @@ use crate::sys::process::Process;
 use crate::sys::root::Root;
 use crate::sys::{blocking, net_namespace, pod_cgroup};
 
-/// How long a walk over /proc says what is not there.
+/// Time for which a walk over /proc is trusted about pods that it has not found.
 const FRESH: Duration = Duration::from_secs(1);
-/// How many threads may be in namespaces at a time.
+/// Maximum number of threads that are in namespaces at a time.
 const MOST_THREADS: usize = 32;
 
-/// The processes of pods on this node.
+/// Processes of the pods on this node.
 #[derive(Debug)]
 pub struct Processes {
     root: Root,
@@ -25,8 +26,8 @@ pub struct Processes {
     threads: Semaphore,
 }
 
-/// What the last walk has found: of each pod the process that started first. That is the one that holds the pod's
-/// namespaces, and nobody in the pod can have started another before it.
+/// Result of the last walk: the oldest process of each pod. That is the one that holds the pod's namespaces,
+/// and no process in the pod can have started before it.
 #[derive(Debug, Default)]
 struct Found {
     at: Option<Instant>,
@@ -34,12 +35,12 @@ struct Found {
 }
 
 impl Processes {
-    /// Those of the machine with this root.
+    /// Creates a lookup of processes on the machine with this root.
     pub fn new(root: Root) -> Self {
         Self { root, found: Mutex::default(), threads: Semaphore::new(MOST_THREADS) }
     }
 
-    /// A process of the pod with this UID, if one was there within the last second.
+    /// Returns a process of the pod with this UID; a process that started within the last second may be missed.
     ///
     /// # Errors
     /// If /proc cannot be read.
@@ -57,15 +58,15 @@ impl Processes {
             *found = Found { at: Some(Instant::now()), pods };
             return Ok(found.pods.get(uid).copied());
         }
-        // What was found and is gone since is no longer there.
+        // The process found by the last walk has ended since.
         found.pods.remove(uid);
         Ok(None)
     }
 
-    /// Does `work` in the network namespace of `process`.
+    /// Runs `work` in the network namespace of `process`.
     ///
     /// # Errors
-    /// As [`net_namespace::inside`].
+    /// Those of [`net_namespace::inside`].
     pub async fn inside<T: Send + 'static>(
         &self,
         process: Process,
@@ -137,10 +138,10 @@ mod tests {
         lay_out(root.path(), 7, 30, A);
         let processes = Processes::new(Root::at(root.path()));
         assert_eq!(number(&processes, A).await, Some(7));
-        // Another process of another pod has its number.
+        // A process of another pod now has its PID.
         lay_out(root.path(), 7, 40, B);
         assert_eq!(number(&processes, A).await, None);
-        // The same number and start, elsewhere: nobody can tell it is the same.
+        // A different pod with the same PID and start time must not be taken for the same.
         lay_out(root.path(), 7, 30, B);
         assert_eq!(number(&processes, A).await, None);
     }
@@ -152,7 +153,8 @@ mod tests {
         let processes = Processes::new(Root::at(root.path()));
         assert_eq!(number(&processes, B).await, None);
         lay_out(root.path(), 8, 31, B);
-        // It was just looked; what is there was found, and what is not is looked for again later.
+        // The last walk is recent: pods that it found are answered from it, and pods that it did not find are looked
+        // for later.
         assert_eq!(number(&processes, A).await, Some(7));
         let fresh = processes.found.lock().await.at.unwrap();
         let found = number(&processes, B).await;

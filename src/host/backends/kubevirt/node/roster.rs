@@ -1,24 +1,24 @@
-//! Whose VMs those of the node are, for whoever writes about them.
+//! VirtualMachineInstances of the node's VMs, for code that writes to these objects.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::host::changed::Changed;
 
-/// A VirtualMachineInstance.
+/// Identity of a VirtualMachineInstance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
-    /// Its namespace.
+    /// Namespace of the object.
     pub namespace: String,
-    /// Its name in that.
+    /// Name within the namespace.
     pub name: String,
-    /// Its UID, as the API has it.
+    /// UID in the API.
     pub uid: String,
-    /// How many volumes of guestlet's are plugged into it; none if that cannot be read.
+    /// Number of guestlet's volumes that are plugged into it; `None` if it cannot be read.
     pub volumes: Option<u32>,
 }
 
-/// The VirtualMachineInstances of the VMs that were told, by the VMs' names.
+/// VirtualMachineInstances of the reported VMs, by VM name.
 #[derive(Debug, Default)]
 pub struct Roster {
     instances: Mutex<BTreeMap<String, Instance>>,
@@ -26,17 +26,17 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// One that says which have changed.
+    /// Creates an empty roster that reports changed VMs to `changed`.
     pub fn new(changed: Arc<Changed>) -> Self {
         Self { instances: Mutex::default(), changed }
     }
 
-    /// That of the VM of this name.
+    /// Returns the instance of the VM with this name.
     pub fn get(&self, vm: &str) -> Option<Instance> {
         self.instances.lock().unwrap_or_else(PoisonError::into_inner).get(vm).cloned()
     }
 
-    /// The VM of this name has this one, or is gone.
+    /// Sets the instance of the VM with this name, or removes it.
     pub(super) fn set(&self, vm: &str, instance: Option<Instance>) {
         let mut all = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
         if all.get(vm) == instance.as_ref() {

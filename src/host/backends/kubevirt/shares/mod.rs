@@ -1,5 +1,6 @@
-//! Shares on Harvester: a claim of volume mode `Filesystem` is served by an NFS server of Harvester's storage for as long as an
-//! object of the kind NetworkFilesystem wants it. Guests reach it over the network; KubeVirt has no part in it.
+//! Shares on Harvester: a claim of volume mode `Filesystem` is served by an NFS server of Harvester's storage
+//! as long as an object of the kind NetworkFilesystem requests it. Guests reach it over the network; KubeVirt
+//! is not involved.
 //!
 //! ```text
 //!  claim                                     NetworkFilesystem (namespace harvester-system, named as the PersistentVolume)
@@ -8,14 +9,15 @@
 //!    deleted                                   deleted before it
 //! ```
 //!
-//! Whom a share is shared with stands in the claim, and is written before the object is asked for anything. Two programs may
-//! be at it at once, when a leader does not know yet that it is none any more: **who ends a share reads the object first and
-//! the claim after it; who serves it writes the claim first and the object after it**, each time with something new
-//! (an annotation with the claim's version), and both write the object only as it was read. So either the one that ends it sees
-//! the VM in the claim, or its write is refused.
+//! The claim records the VMs that may mount a share, and is written before the object is changed. Two programs
+//! may be working on a share at once, if a former leader does not know yet that it has been replaced. Therefore
+//! **to end a share, a program reads the object first and then the claim; to serve it, a program writes the
+//! claim first and then the object**, each time with a new value (an annotation with the claim's version), and
+//! both write the object only if it is unchanged since they read it. So the program that ends a share either
+//! sees the VM in the claim, or its write is refused.
 //!
-//! `object` decides what is next for an object, `requests` asks the API server, `sharing` does it, and `upkeep` looks now and
-//! then whether it is done.
+//! `object` decides the next step for an object, `requests` contains the requests to the API server, `sharing`
+//! carries out the steps, and `upkeep` checks periodically that they were done.
 
 mod object;
 mod requests;

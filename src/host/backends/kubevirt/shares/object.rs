@@ -1,15 +1,17 @@
-//! Harvester's NetworkFilesystem (`harvesterhci.io/v1beta1`): what is read of it, and what is next. Pure.
+//! Harvester's NetworkFilesystem (`harvesterhci.io/v1beta1`): the fields that are read of it, and the decision
+//! on the next step. Pure.
 //!
 //! ```text
 //!  status.state   Disabled ──▶ Enabling ──▶ Enabled ──▶ Disabling ──▶ Disabled
 //!                              endpoint moves: ▲ │
 //!                                              └─┘ status.status: Reconciling or NotReady, then Ready
 //! ```
-//! Harvester acts first and writes the state after that, and what it writes is lost if somebody has changed the object meanwhile.
-//! One that is wanted again while what serves it is being taken away stays `Enabling` or `Disabling` for ever, and one that is no
-//! more wanted while that begins is served for ever. So what is wanted is turned only where Harvester has come to: to `Enabled` at
-//! `Disabled`, and to `Disabled` where it has begun. What somebody has left in between, or stands still ([`unstick`]), is wanted
-//! `Disabled`, which always leads on.
+//! Harvester acts first and writes the state afterwards, and that write is lost if the object has been changed
+//! meanwhile. An object that is enabled again while its server is being removed stays `Enabling` or `Disabling`
+//! indefinitely, and one that is disabled while its server is being started is served indefinitely. The desired
+//! state is therefore changed only when Harvester has settled: to `Enabled` when the state is `Disabled`, and
+//! to `Disabled` once it has begun. Objects that were left in between or make no progress ([`unstick`]) are set
+//! to `Disabled`, from where progress is always possible.
 
 use std::fmt;
 
@@ -19,68 +21,68 @@ use serde::{Deserialize, Deserializer};
 use crate::host::backends::kubevirt::objects::{or_default, resource};
 use crate::host::backends::volumes::Export;
 
-/// Where Harvester has all of them.
+/// Namespace of all these objects.
 pub const NAMESPACE: &str = "harvester-system";
-/// Its group and version.
+/// Group and version of the kind.
 pub const API: &str = "harvesterhci.io/v1beta1";
-/// The annotation that says for which version of its claim an object was wanted last: it differs each time.
+/// Annotation with the version of the claim for which the desired state was last written: each write differs.
 pub const MARK: &str = "guestlet.io/claim-version";
-/// The annotation with the identifier of the volume.
+/// Annotation with the identifier of the volume.
 pub const VOLUME: &str = "guestlet.io/volume";
 
-/// A volume that may be served by NFS.
+/// Object that requests an NFS server for a volume.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct NetworkFilesystem {
-    /// Its name is that of the PersistentVolume.
+    /// Metadata; the name is that of the PersistentVolume.
     pub metadata: ObjectMeta,
-    /// What is wanted.
+    /// Desired state.
     #[serde(default)]
     pub spec: Spec,
-    /// How it is.
+    /// Observed state.
     #[serde(default, deserialize_with = "or_default")]
     pub status: Status,
 }
 
-/// What is wanted of it.
+/// Desired state of a share.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Spec {
-    /// `Enabled` or `Disabled`.
+    /// Either `Enabled` or `Disabled`.
     #[serde(deserialize_with = "state")]
     pub desired_state: State,
 }
 
-/// How it is.
+/// Observed state of a share.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
-    /// The server's address; empty while there is none.
+    /// Address of the server; empty while there is none.
     #[serde(deserialize_with = "or_default")]
     pub endpoint: String,
-    /// How far Harvester is.
+    /// Progress of Harvester.
     #[serde(deserialize_with = "state")]
     pub state: State,
-    /// `Ready`, or why the endpoint is not.
+    /// Either `Ready`, or the reason why the endpoint is not ready.
     #[serde(rename = "status", deserialize_with = "or_default")]
     pub readiness: String,
     /// Mount options that Harvester recommends, from the storage class.
     #[serde(deserialize_with = "or_default")]
     pub mount_opts: String,
-    /// What was said of it.
+    /// Conditions that Harvester reports.
     #[serde(deserialize_with = "or_default")]
     pub conditions: Vec<Condition>,
 }
 
-/// What was said of it.
+/// Condition that Harvester reports.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Condition {
-    /// For people.
+    /// Message for people.
     #[serde(deserialize_with = "or_default")]
     pub message: String,
 }
 
-/// The states that matter here.
+/// States that are relevant here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "they are Harvester's words")]
 pub enum State {
@@ -88,7 +90,7 @@ pub enum State {
     Enabling,
     Disabling,
     Disabled,
-    /// None yet, or one that is not known here.
+    /// No state yet, or an unknown one.
     #[default]
     Unknown,
 }
@@ -118,20 +120,20 @@ fn state<'d, D: Deserializer<'d>>(from: D) -> Result<State, D::Error> {
 
 resource!(NetworkFilesystem, "NetworkFilesystem", "networkfilesystems", "harvesterhci.io", "v1beta1");
 
-/// What is next for an object.
+/// Next step for an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// It is made.
+    /// Create the object.
     Make,
-    /// This is what is to be wanted of it.
+    /// Set this desired state.
     Want(State),
-    /// Harvester is at it.
+    /// Wait for Harvester.
     Wait,
-    /// There is nothing to do.
+    /// No step is left.
     Done,
 }
 
-/// What is next so that a share is served: [`Step::Done`] when it is.
+/// Returns the next step towards serving a share: [`Step::Done`] once it is served.
 pub fn serve(object: Option<&NetworkFilesystem>) -> Step {
     let Some(object) = object else { return Step::Make };
     match (object.spec.desired_state, object.status.state) {
@@ -145,7 +147,7 @@ pub fn serve(object: Option<&NetworkFilesystem>) -> Step {
     }
 }
 
-/// What is next so that a share is not served: [`Step::Done`] when it is not.
+/// Returns the next step towards ending a share: [`Step::Done`] once it is not served.
 pub fn end(object: Option<&NetworkFilesystem>) -> Step {
     let Some(object) = object else { return Step::Done };
     match (object.spec.desired_state, object.status.state) {
@@ -155,7 +157,7 @@ pub fn end(object: Option<&NetworkFilesystem>) -> Step {
     }
 }
 
-/// What is to be wanted of an object that is wanted, and has not come further for a long time.
+/// Returns the desired state that gets an object moving again after it has made no progress for a long time.
 pub fn unstick(object: &NetworkFilesystem) -> Option<State> {
     let is_on_its_way = (object.spec.desired_state, object.status.state) != (State::Enabled, State::Enabled);
     (is_on_its_way && object.spec.desired_state == State::Enabled).then_some(State::Disabled)
@@ -163,21 +165,21 @@ pub fn unstick(object: &NetworkFilesystem) -> Option<State> {
 
 impl NetworkFilesystem {
     fn is_ready(&self) -> bool {
-        // While it is made larger its server goes on.
+        // The server keeps running while its volume is being expanded.
         matches!(self.status.readiness.as_str(), "Ready" | "Expanding") && !self.status.endpoint.is_empty()
     }
 
-    /// Its name.
+    /// Returns the name of the object.
     pub fn name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// An annotation.
+    /// Returns an annotation.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// Where it is served.
+    /// Returns the export of the share.
     pub fn export(&self) -> Export {
         Export {
             server: self.status.endpoint.clone(),
@@ -186,7 +188,7 @@ impl NetworkFilesystem {
         }
     }
 
-    /// How far it is, in words for the host.
+    /// Describes the progress, for the host.
     pub fn words(&self) -> String {
         let Status { state, readiness, conditions, .. } = &self.status;
         let said = conditions.last().map(|last| last.message.as_str()).filter(|said| !said.is_empty());
@@ -228,10 +230,10 @@ mod tests {
             ("Enabled", "Enabled", "Ready", None, Wait, Want(Disabled)),
             ("Enabled", "Enabled", "Reconciling", address, Wait, Want(Disabled)),
             ("Enabled", "Enabled", "Expanding", address, Done, Want(Disabled)),
-            // Harvester may have taken away what serves it, and not have said so yet.
+            // Harvester may have removed the server without having written that yet.
             ("Disabled", "Enabled", "Ready", address, Wait, Wait),
             ("Disabled", "Enabling", "NotReady", None, Wait, Wait),
-            // Never wanted again before it has ended, and freed if somebody has.
+            // Not enabled again before it has ended; if it was, it is disabled again to make progress.
             ("Disabled", "Disabling", "Ready", address, Wait, Wait),
             ("Enabled", "Disabling", "Ready", address, Want(Disabled), Want(Disabled)),
             ("Expand", "Enabled", "Ready", address, Want(Enabled), Want(Disabled)),

@@ -1,4 +1,4 @@
-//! What is asked of the API server about objects of the kind `NetworkFilesystem`.
+//! Requests to the API server about objects of the kind `NetworkFilesystem`.
 
 use http::Method;
 use kube::Error;
@@ -13,9 +13,9 @@ use crate::host::backends::kubevirt::claims::OURS;
 use crate::host::backends::volumes::VolumeError;
 use crate::kubernetes::lists::{self, Failed, Selector};
 
-/// What the objects are in words.
+/// Kind of the objects, for error texts.
 const KIND: &str = "NetworkFilesystem";
-/// Objects that are looked at in one answer.
+/// Maximum number of objects in one page of a list.
 const PAGE: u32 = 100;
 
 impl Cluster {
@@ -23,20 +23,20 @@ impl Cluster {
         Api::namespaced(self.client(), NAMESPACE)
     }
 
-    /// The object of a PersistentVolume, if it is there.
+    /// Reads the object of a PersistentVolume; `None` if it does not exist.
     ///
     /// # Errors
-    /// If that cannot be told.
+    /// If it cannot be read.
     pub async fn share(&self, volume: &str) -> Result<Option<NetworkFilesystem>, VolumeError> {
         let what = format!("read the {KIND} {NAMESPACE}/{volume}");
         found(in_time(&what, self.shares().get(volume)).await?, &what)
     }
 
-    /// Those that guestlet has made.
+    /// Lists the objects that guestlet created.
     ///
     /// # Errors
-    /// [`VolumeError::Refused`] if the host cluster has no such kind, or gives no right to it: an API server looks at rights first, and
-    /// so says the same of a kind that it does not know.
+    /// [`VolumeError::Refused`] if the host cluster does not have this kind, or denies access to it: an API server
+    /// checks permissions first, and so gives the same answer for an unknown kind.
     pub async fn our_shares(&self) -> Result<Vec<NetworkFilesystem>, VolumeError> {
         let what = format!("list the {KIND}s of the namespace {NAMESPACE}");
         let ours = Selector { labels: Some(format!("{}={}", OURS.0, OURS.1)), ..Selector::default() };
@@ -47,10 +47,10 @@ impl Cluster {
         }
     }
 
-    /// Makes the object of a PersistentVolume, which wants the share of a volume served.
+    /// Creates the object of a PersistentVolume, which requests that the share of a volume be served.
     ///
     /// # Errors
-    /// If it cannot be made; [`VolumeError::Refused`] if the host cluster has no such kind.
+    /// If it cannot be created; [`VolumeError::Refused`] if the host cluster does not have this kind.
     pub async fn make_share(&self, volume: &str, id: &str, mark: &str) -> Result<Written, VolumeError> {
         let what = format!("make the {KIND} {NAMESPACE}/{volume}");
         let object = json!({
@@ -67,13 +67,14 @@ impl Cluster {
         let path = format!("/apis/{API}/namespaces/{NAMESPACE}/networkfilesystems");
         let request = json_request(Method::POST, &path, &object, &what)?;
         match self.alter(&what, self.client().request_text(request)).await? {
-            // That its namespace is missing is the same: only Harvester has it.
+            // A missing namespace means the same: only Harvester has it.
             Err(error) if code(&error) == Some(404) => Err(unknown()),
             outcome => written(outcome.map(drop), &what),
         }
     }
 
-    /// Says what is wanted of an object, for this version of its claim, unless it has changed since it was read.
+    /// Sets the desired state of an object, for this version of its claim, unless it has been changed since it was
+    /// read.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -99,7 +100,7 @@ impl Cluster {
         written(patched.map(drop), &what)
     }
 
-    /// Deletes the very object that was read.
+    /// Deletes exactly the object that was read.
     ///
     /// # Errors
     /// If it cannot be deleted.
@@ -116,7 +117,7 @@ impl Cluster {
     }
 }
 
-/// There is no such kind, or no right to it.
+/// Returns the error for a kind that does not exist or that may not be accessed.
 fn unknown() -> VolumeError {
     VolumeError::Refused(format!(
         "the host cluster cannot serve a volume to many nodes: it has no {KIND} ({API}), which Harvester's networkfs-manager \

@@ -1,4 +1,4 @@
-//! Has shares served, and ended.
+//! Carries out the steps that serve and end shares.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::host::backends::kubevirt::read::Read;
 use crate::host::backends::kubevirt::volumes::Claims;
 use crate::host::backends::volumes::{Export, Sharer, Shares, VolumeError};
 
-/// How often a change is tried that somebody else's comes before.
+/// Maximum number of attempts at a change that conflicts with those of others.
 const TRIES: usize = 8;
 
 impl Read {
@@ -20,7 +20,7 @@ impl Read {
         self.volume.sharers.as_deref().unwrap_or_default()
     }
 
-    /// The version at which the claim was read.
+    /// Returns the version in which the claim was read.
     pub(super) fn version(&self) -> &str {
         self.object.metadata.resource_version.as_deref().unwrap_or_default()
     }
@@ -69,7 +69,7 @@ impl Shares for Claims {
 }
 
 impl Claims {
-    /// Changes which VMs may mount a share; the claim as it is then.
+    /// Changes which VMs may mount a share, and returns the resulting claim.
     async fn write_sharers(&self, id: &str, change: impl Fn(&mut Vec<Sharer>)) -> Result<Read, VolumeError> {
         for _ in 0..TRIES {
             let read = self.expect(id).await?;
@@ -91,7 +91,7 @@ impl Claims {
         Err(VolumeError::Disk(DiskError::Busy(id.to_owned())))
     }
 
-    /// Where a share is served, once it is, for this version of its claim.
+    /// Waits until a share is served for this version of its claim, and returns the export.
     async fn served(&self, read: &Read) -> Result<Export, VolumeError> {
         let Some(volume) = read.persistent_volume() else {
             return Err(VolumeError::Damaged("its claim has no PersistentVolume any more".to_owned()));
@@ -112,7 +112,8 @@ impl Claims {
                 (Step::Want(state), Some(object)) => {
                     self.cluster.want_share(object, state, mark).await?;
                 }
-                // Whoever is about to end it has not read this. What was written is looked at again, at once the first time.
+                // Write the object even though it is in the desired state: a program that is about to end the share has read
+                // an older version of it, and its write then fails. Check the result again, the first time without delay.
                 (Step::Done, Some(object)) => {
                     self.cluster.want_share(object, State::Enabled, mark).await?;
                     if !std::mem::replace(&mut is_marked, true) {
@@ -128,13 +129,13 @@ impl Claims {
         }
     }
 
-    /// Has a share end that is shared with nobody. Nobody waits for it.
+    /// Ends a share that no VM may mount, without waiting for the result.
     pub(super) async fn end_unshared(&self, id: &str) -> Result<(), VolumeError> {
         for _ in 0..TRIES {
             let Some(read) = self.read(id).await? else { return Ok(()) };
             let Some(volume) = read.persistent_volume() else { return Ok(()) };
             let object = self.cluster.share(volume).await?;
-            // Once more, after the object: see the module.
+            // Read the claim again, after the object: see the module's documentation.
             let Some(read) = self.read(id).await? else { return Ok(()) };
             let (Step::Want(state), Some(object), true) =
                 (end(object.as_ref()), &object, read.sharers().is_empty())
@@ -149,10 +150,10 @@ impl Claims {
         Err(VolumeError::Disk(DiskError::Busy(id.to_owned())))
     }
 
-    /// Removes what serves a claim that is about to be deleted; nothing of a disk.
+    /// Removes the server of a claim that is about to be deleted; does nothing for a disk.
     ///
     /// # Errors
-    /// If VMs may mount it, or it has not ended before `deadline`.
+    /// If VMs may still mount it, or it has not ended before `deadline`.
     pub(in crate::host::backends::kubevirt) async fn retire(
         &self,
         read: &Read,
@@ -165,7 +166,7 @@ impl Claims {
             return Ok(());
         };
         while let Some(object) = self.cluster.share(volume).await? {
-            // After the object: see the module.
+            // Check the claim after the object: see the module's documentation.
             if let Some(sharer) =
                 self.read(&read.volume.id).await?.as_ref().and_then(|read| read.sharers().first())
             {
@@ -184,7 +185,7 @@ impl Claims {
         Ok(())
     }
 
-    /// The next step to where an object is gone, perhaps of one that stands still.
+    /// Takes the next step towards the removal of an object; `is_still` is set if it makes no progress.
     pub(super) async fn clear(&self, object: &NetworkFilesystem, is_still: bool) -> Result<(), VolumeError> {
         let mark = object.text(MARK).unwrap_or_default();
         let step = match end(Some(object)) {
@@ -199,7 +200,7 @@ impl Claims {
     }
 }
 
-/// A share is not served, or not yet.
+/// Returns the error for a share that is not served (yet).
 fn unserved(object: Option<&NetworkFilesystem>, read: &Read) -> VolumeError {
     let none = || format!("there is no NetworkFilesystem of {}, or it was made just now", read.volume.id);
     VolumeError::Waiting {

@@ -1,8 +1,8 @@
-//! Looks now and then whether shares are served as their claims say, and puts right what is not: what somebody has changed by
-//! hand, what was left half done, and what Harvester's networkfs-manager waits for in vain.
+//! Checks periodically that shares are served as their claims require, and restores the required state: after
+//! manual changes, after interrupted operations, and when Harvester's networkfs-manager is stuck.
 //!
-//! Copies of the claims say what is to be looked at; it is read anew before anything is changed. What is wrong with one share
-//! keeps no other from being looked at.
+//! The cached claims determine what to check; everything is read again before it is changed. A failure with one
+//! share does not keep the others from being checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,19 +16,19 @@ use crate::host::backends::kubevirt::names::Claim;
 use crate::host::backends::kubevirt::volumes::Claims;
 use crate::host::backends::volumes::{Sharer, Shares as _, Volume, VolumeError};
 
-/// How often is looked whether VMs that shares are shared with are there still.
+/// Interval between checks that the VMs with access to shares still exist.
 const VMS: Duration = Duration::from_secs(600);
-/// An object that is on its way and has not changed for so many times the usual patience stands still.
+/// Number of settle timeouts after which an unchanged object in transition counts as stuck.
 const STILL: u32 = 3;
 
-/// What is remembered from one look to the next.
+/// State that is kept between the checks.
 #[derive(Debug)]
 pub struct Upkeep {
-    /// There are objects, or there may be.
+    /// True if there are objects, or may be.
     has_objects: AtomicBool,
-    /// By the UIDs of objects that are on their way: the version at which each was first seen, and when.
+    /// Version of each object in transition and the time when that version was first seen, by UID.
     since: Mutex<BTreeMap<String, (String, Instant)>>,
-    /// When VMs were looked for last.
+    /// Time of the last check for VMs.
     vms: Mutex<Option<Instant>>,
 }
 
@@ -39,7 +39,7 @@ impl Default for Upkeep {
 }
 
 impl Upkeep {
-    /// The names of those objects that have stood still for so long.
+    /// Returns the names of the objects that have been stuck for at least `patience`.
     fn still(&self, objects: &[NetworkFilesystem], patience: Duration) -> BTreeSet<String> {
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
         let mut now = BTreeMap::new();
@@ -57,7 +57,7 @@ impl Upkeep {
         still
     }
 
-    /// Whether it is time to look for VMs.
+    /// Reports whether the next check for VMs is due, and restarts the interval if so.
     fn is_due(&self) -> bool {
         let mut last = self.vms.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = last.is_none_or(|last| last.elapsed() >= VMS);
@@ -72,7 +72,7 @@ fn sharers(volume: &Volume) -> &[Sharer] {
     volume.sharers.as_deref().unwrap_or_default()
 }
 
-/// Whether an object is what its claim wants, or on its way there.
+/// Reports whether an object is in the state that its claim requires, or on its way there.
 fn is_right(object: &NetworkFilesystem, volume: Option<&Volume>) -> bool {
     let step = match volume {
         None => return false,
@@ -83,12 +83,13 @@ fn is_right(object: &NetworkFilesystem, volume: Option<&Volume>) -> bool {
 }
 
 impl Claims {
-    /// Puts right all shares that are not served as their claims say.
+    /// Restores the state that the claims require for all shares.
     ///
     /// # Errors
-    /// If they cannot be looked at. What cannot be put right is told, and tried again the next time.
+    /// If the objects cannot be listed. A failure to restore a single share is logged, and retried at the next
+    /// check.
     pub(super) async fn put_shares_right(&self) -> Result<(), VolumeError> {
-        // Before all claims are read it is not known which shares there are to be: the next look will know.
+        // Before all claims are listed, the set of shares is unknown; the next check will do the work.
         let Some(volumes) = self.copies.volumes() else { return Ok(()) };
         let shares = volumes.into_iter().filter(|volume| volume.sharers.is_some());
         let shares: BTreeMap<_, _> = shares.map(|volume| (volume.id.clone(), volume)).collect();
@@ -96,7 +97,7 @@ impl Claims {
             return Ok(());
         }
         let objects = match self.cluster.our_shares().await {
-            // Where there is no such kind nothing of it is left, and nothing can be done about it.
+            // If the kind does not exist there are no leftovers, and nothing can be done.
             Err(VolumeError::Refused(_)) if shares.is_empty() => Vec::new(),
             objects => objects?,
         };
@@ -124,7 +125,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Has one share served or ended, as its claim says.
+    /// Serves or ends one share, as its claim requires.
     async fn put_right(
         &self,
         id: &str,
@@ -134,7 +135,7 @@ impl Claims {
         let Some(claim) = Claim::of_id(id) else { return Ok(()) };
         let read = match self.read(id).await? {
             Some(read) if read.persistent_volume() == Some(object.name()) => read,
-            // Somebody has taken the claim's label or its cluster away, and nodes may have the share.
+            // The claim has lost its label or its cluster, and nodes may still use the share.
             None if self.cluster.claim(&claim).await?.is_some() => {
                 tracing::debug!(
                     volume = id,
@@ -142,7 +143,7 @@ impl Claims {
                 );
                 return Ok(());
             }
-            // Its claim is gone, and its PersistentVolume's name is never given again.
+            // The claim no longer exists, and the name of its PersistentVolume is never reused.
             _ => return self.clear(object, is_still).await,
         };
         let step = match unstick(object).filter(|_| is_still) {
@@ -157,7 +158,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Makes the object of a share again that nodes have, and somebody has deleted.
+    /// Creates the object of a share again, if VMs may mount the share and the object was deleted.
     async fn make_again(&self, id: &str) -> Result<(), VolumeError> {
         let Some(read) = self.read(id).await? else { return Ok(()) };
         let is_going = read.object.metadata.deletion_timestamp.is_some();
@@ -172,7 +173,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Forgets VMs that a share is shared with, and that are gone for certain.
+    /// Revokes the access of VMs that no longer exist for certain.
     async fn forget_vms(&self, share: &Volume) -> Result<(), VolumeError> {
         for Sharer { uuid, vm, .. } in sharers(share) {
             let Some((namespace, name)) = vm.split_once('/') else { continue };

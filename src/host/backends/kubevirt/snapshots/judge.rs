@@ -1,7 +1,7 @@
-//! Decides what a snapshot is worth by the receipt of a freeze. Pure.
+//! Determines the consistency level of a snapshot from the receipt of a freeze. Pure.
 //!
-//! What the receipt says counts only for a snapshot that is proved to have been taken while everything was frozen; any other is worth
-//! what it would be without a freeze.
+//! The receipt counts only for a snapshot that was provably taken while everything was frozen; any other has
+//! the level that it would have without a freeze.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -10,12 +10,12 @@ use super::Freeze;
 use super::objects::VirtualMachineSnapshot;
 use crate::receipt::{Level, Receipt, Volume};
 
-/// By how many microseconds the clocks of nodes and of storage may differ.
+/// Maximum difference between the clocks of nodes and of the storage, in microseconds.
 const SKEW: i64 = 100_000;
-/// Bytes of the text that says why a snapshot is not worth more.
+/// Maximum length, in bytes, of the reason why the level is not higher.
 const LONGEST: usize = 1024;
 
-/// Between which moments a snapshot was taken, in microseconds since 1970.
+/// Interval in which a snapshot was taken, in microseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     pub least: i64,
@@ -23,14 +23,14 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// From nanoseconds since 1970, which many drivers give as whole seconds.
+    /// Converts nanoseconds since 1970, which many drivers report in whole seconds.
     pub fn of_nanoseconds(nanoseconds: i64) -> Self {
         let least = nanoseconds.div_euclid(1000);
         let step = if nanoseconds % 1_000_000_000 == 0 { 1_000_000 } else { 1 };
         Self { least, most: least.saturating_add(step) }
     }
 
-    /// From a time of the API, which leaves out what is less than a second.
+    /// Parses a time of the API, which has whole seconds.
     pub fn of_text(text: &str) -> Option<Self> {
         let time: Timestamp = text.parse().ok()?;
         let nanoseconds = i64::try_from(time.as_nanosecond()).ok()?;
@@ -38,7 +38,7 @@ impl Cut {
     }
 }
 
-/// What a snapshot is worth, and why not more.
+/// Consistency level of a snapshot, and the reason why it is not higher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Worth {
     pub level: Level,
@@ -60,12 +60,12 @@ fn short(mut text: String) -> String {
     text
 }
 
-/// A moment for people.
+/// Formats a time for people.
 fn words(micros: i64) -> String {
     Timestamp::from_microsecond(micros).map(|time| time.to_string()).unwrap_or_default()
 }
 
-/// What everything that was taken then is worth.
+/// Judges all snapshots that were taken at this moment.
 fn taken(freeze: &Freeze, cut: Cut) -> Worth {
     let receipt = &freeze.receipt;
     let reasons = receipt.reasons.join("; ");
@@ -85,7 +85,7 @@ fn taken(freeze: &Freeze, cut: Cut) -> Worth {
     Worth { level: receipt.level, why: short(reasons) }
 }
 
-/// What the snapshot of a claim is worth that is this disk of its VM.
+/// Judges the snapshot of a claim that is this disk of its VM.
 pub fn of_claim(freeze: &Freeze, cut: Cut, instance: &Instance, disk: &Disk) -> Worth {
     let worth = taken(freeze, cut);
     if worth.level == Level::Crash {
@@ -107,8 +107,8 @@ pub fn of_claim(freeze: &Freeze, cut: Cut, instance: &Instance, disk: &Disk) -> 
     }
 }
 
-/// The file systems of the receipt that are on a disk, as far as that is proved: by its serial number or, of a disk that has none,
-/// because it is the only one.
+/// Returns the file systems of the receipt that are provably on a disk: by its serial number, or because it is
+/// the only disk without one.
 fn on<'a>(receipt: &'a Receipt, instance: &Instance, disk: &Disk) -> Option<Vec<&'a Volume>> {
     let with = |serial: &str| {
         let has = |volume: &&Volume| volume.disks.iter().any(|disk| disk.serial == serial);
@@ -125,22 +125,22 @@ fn on<'a>(receipt: &'a Receipt, instance: &Instance, disk: &Disk) -> Option<Vec<
     let disks = receipt.volumes.iter().flat_map(|volume| &volume.disks);
     let mut files = disks.filter(|disk| disk.serial.is_empty()).map(|disk| disk.file.as_str());
     let first = files.next();
-    // Of what the guest makes itself, such as loop devices, nobody knows here where it is.
+    // The backing disks of devices that the guest creates itself, such as loop devices, are unknown here.
     let is_disk = |file: &str| ["/dev/vd", "/dev/sd", "/dev/nvme"].iter().any(|kind| file.starts_with(kind));
     let is_only_one =
         nameless.count() == 1 && first.is_none_or(|first| is_disk(first) && files.all(|file| file == first));
     is_only_one.then(|| with(""))
 }
 
-/// A snapshot of one volume of a snapshot of a VM.
+/// Snapshot of one volume, as part of a snapshot of a VM.
 #[derive(Debug, Clone, Copy)]
 pub struct Part<'a> {
     pub claim: &'a str,
-    /// When it was taken, once that is known.
+    /// Interval in which it was taken, once it is known.
     pub cut: Option<Cut>,
 }
 
-/// What the snapshot of a VM is worth, of which these are the parts.
+/// Judges the snapshot of a VM with these parts.
 pub fn of_machine(
     freeze: &Freeze,
     snapshot: &VirtualMachineSnapshot,
@@ -239,12 +239,12 @@ mod tests {
             );
         }
         assert!(of(&good, inside, &instance, "raw").why.contains("none of the file systems"));
-        // A second disk without a serial number: which is which?
+        // With a second disk without a serial number, neither can be identified.
         let mut other = instance.clone();
         other.spec.domain.devices.disks.push(Disk { name: "scratch".to_owned(), ..Disk::default() });
         assert!(of(&good, inside, &other, "root").why.contains("has no serial number"));
         assert_eq!(of(&good, inside, &other, "data").level, Level::FileSystem);
-        // A file system on a device that the guest has made.
+        // A file system on a device that the guest created.
         let mut made = freeze(Level::FileSystem, good.window);
         made.receipt.volumes[0].disks[0].file = "/dev/loop0".to_owned();
         assert_eq!(of(&made, inside, &instance, "root").level, Level::Crash);
@@ -252,7 +252,7 @@ mod tests {
         shared.spec.domain.devices.disks[1].shareable = true;
         assert!(of(&good, inside, &shared, "data").why.contains("shareable"));
 
-        // The cut, to the second: all of it has to be inside, and a little more.
+        // The time is in whole seconds: the whole second, plus a margin, has to be inside the window.
         for (least, most, level) in [
             (100 * SECOND + SKEW, 101 * SECOND, Level::FileSystem),
             (100 * SECOND + SKEW - 1, 101 * SECOND, Level::Crash),
@@ -319,7 +319,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a receipt says: a snapshot is worth more than after a crash only if it was taken while everything was frozen.
+        /// Regardless of the receipt, the level exceeds that of a crash only if the snapshot was taken while everything
+        /// was frozen.
         #[test]
         fn nothing_outside_of_the_window_is_worth_more(
             from in 0i64..10, held in 0i64..10, at in proptest::num::i64::ANY, near in -3i64..15, is_near: bool,

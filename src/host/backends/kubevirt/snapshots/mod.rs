@@ -1,12 +1,13 @@
-//! Says at the snapshots of the host cluster what they are worth by the receipts of guests: in annotations of
-//! `VirtualMachineSnapshot`s, and of `VolumeSnapshot`s of the claims of a VM.
+//! Annotates the snapshots of the host cluster with their consistency levels, according to the receipts of
+//! guests: `VirtualMachineSnapshot`s, and `VolumeSnapshot`s of the claims of a VM.
 //!
 //! ```text
-//!  receipt, window ──▶ which snapshots may it be of? ──▶ when were they cut? ──▶ judge ──▶ annotations, if they say less now
+//!  receipt, window ──▶ candidate snapshots ──▶ times of the snapshots ──▶ judge ──▶ annotations, if they show a lower level
 //! ```
 //!
-//! It looks once when it is asked, and remembers nothing but which kinds the cluster does not have. The level of another receipt is
-//! replaced by a higher one only, so that the freeze that a snapshot was taken in wins, whichever comes first.
+//! It does its work once per request, and keeps no state except for the kinds that the cluster does not have.
+//! The level from another receipt is replaced only by a higher one, so that the freeze that a snapshot was
+//! taken in wins, whichever is processed first.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -41,49 +42,50 @@ mod objects;
 use judge::{Cut, Part, Worth, of_claim, of_machine};
 use objects::{OF_CLAIMS, VirtualMachineSnapshot, VolumeSnapshot, VolumeSnapshotContent};
 
-/// The id of the receipt by which a snapshot is judged.
+/// Annotation with the identifier of the receipt that determined the level.
 pub const RECEIPT: &str = "guestlet.io/receipt";
-/// What the snapshot is worth: `crash`, `filesystem` or `application`.
+/// Annotation with the consistency level of the snapshot: `crash`, `filesystem` or `application`.
 pub const LEVEL: &str = "guestlet.io/receipt-level";
-/// Why it is not worth more, for people.
+/// Annotation with the reason why the level is not higher, for people.
 pub const WHY: &str = "guestlet.io/receipt-why";
-/// The receipt itself, in its envelope.
+/// Annotation with the receipt itself, in its envelope.
 pub const ENVELOPE: &str = "guestlet.io/receipt-envelope";
 
-/// Receipts that are attached at a time.
+/// Maximum number of receipts that are attached at a time.
 const AT_A_TIME: usize = 4;
-/// Objects in one answer to a list.
+/// Maximum number of objects in one page of a list.
 const PAGE: u32 = 100;
-/// Snapshots of one kind that may be of one freeze.
+/// Maximum number of snapshots of one kind that may belong to one freeze.
 const MOST: usize = 256;
-/// For how long a kind that the cluster does not have is not asked for.
+/// Time for which a missing kind is not requested again.
 const ABSENT: Duration = Duration::from_secs(600);
-/// How long before a freeze the snapshot of a VM may have been asked for, which is frozen when KubeVirt gets to it; the same of the
-/// snapshot of a claim, and how long after it either. In microseconds.
+/// Time before a freeze within which the snapshot of a VM may have been requested, because the VM is frozen
+/// only when KubeVirt processes the request; then the same for the snapshot of a claim, and the time after a
+/// freeze for both. In microseconds.
 const MACHINE_BEFORE: i64 = 600_000_000;
 const CLAIM_BEFORE: i64 = 60_000_000;
 const AFTER: i64 = 300_000_000;
 
-/// A freeze that is over, as the node tells of it. Times are in microseconds since 1970, by the node's clock.
+/// Completed freeze, as reported by the node. Times are in microseconds since 1970, by the node's clock.
 #[derive(Debug, Clone, Default)]
 pub struct Freeze {
-    /// Its receipt.
+    /// Receipt of the freeze.
     pub receipt: Receipt,
-    /// The same in its envelope.
+    /// Receipt in its envelope.
     pub envelope: String,
-    /// From when to when everything was frozen, if that is proved.
+    /// Interval in which everything was frozen, if it is proved.
     pub window: Option<(i64, i64)>,
-    /// Why it is not.
+    /// Reason why the window is not proved.
     pub problem: String,
-    /// When it was over.
+    /// Time when the freeze was over.
     pub ended: i64,
 }
 
 impl Freeze {
-    /// From what a node tells.
+    /// Parses the report of a node.
     ///
     /// # Errors
-    /// If it is not one; in words.
+    /// If the report is invalid; the text says why.
     pub fn told(request: AttachReceiptRequest) -> Result<Self, String> {
         let AttachReceiptRequest { envelope, frozen_from, frozen_until, problem, ended, .. } = request;
         let opened = open(&envelope, None, |key, message, signature| {
@@ -106,7 +108,7 @@ impl Freeze {
         Ok(Self { receipt, envelope, window, problem, ended })
     }
 
-    /// When it was asked for, more or less.
+    /// Estimates when the freeze was requested.
     fn begun(&self) -> i64 {
         let times = &self.receipt.times;
         let moments = [&times.asked, &times.frozen, &times.thaw_asked, &times.thawed];
@@ -116,9 +118,10 @@ impl Freeze {
         self.ended.saturating_sub(i64::try_from(took).unwrap_or(i64::MAX))
     }
 
-    /// Whether something that was made then, and so many microseconds before the freeze at most, may have to do with it.
+    /// Reports whether an object that was created at `made` may belong to this freeze; `before` is the time in
+    /// microseconds by which it may precede the freeze.
     fn concerns(&self, made: Option<&Time>, before: i64) -> bool {
-        // The API leaves out what is less than a second.
+        // The API reports whole seconds.
         made.map(|time| time.0.as_microsecond()).is_some_and(|made| {
             made.saturating_add(1_000_000) >= self.begun().saturating_sub(before)
                 && made <= self.ended.saturating_add(AFTER)
@@ -130,16 +133,16 @@ fn micros(time: &Timestamp) -> Option<i64> {
     time.seconds.checked_mul(1_000_000)?.checked_add(i64::from(time.nanos) / 1000)
 }
 
-/// What has come of a look.
+/// Result of attaching a receipt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attached {
-    /// Snapshots that say what they are worth.
+    /// Number of snapshots that were annotated.
     pub attached: u32,
-    /// Some are not cut yet, or were changed by somebody else just now.
+    /// True if some snapshots have not been taken yet, or were changed by another program just now.
     pub pending: bool,
 }
 
-/// Says it; clones share what they know.
+/// Annotates snapshots; clones share their state.
 #[derive(Debug, Clone)]
 pub struct Snapshots {
     cluster: Cluster,
@@ -150,12 +153,12 @@ pub struct Snapshots {
 #[derive(Debug)]
 struct Shared {
     places: Semaphore,
-    /// Kinds that the cluster did not have then.
+    /// Kinds that the cluster does not have, with the time when this was found.
     absent: Mutex<BTreeMap<String, Instant>>,
 }
 
 impl Snapshots {
-    /// Those of a cluster.
+    /// Creates the judge of the snapshots in a cluster.
     pub fn new(cluster: Cluster) -> Self {
         let teller = cluster
             .teller("snapshots cannot be read, or do not say what they are worth by receipts of guests");
@@ -163,10 +166,11 @@ impl Snapshots {
         Self { cluster, teller, shared: Arc::new(shared) }
     }
 
-    /// Looks once at the snapshots of a VM that may have been taken during a freeze. `lasting` is the UID of its VirtualMachine.
+    /// Checks the snapshots of a VM that may have been taken during a freeze, once. `lasting` is the UID of its
+    /// VirtualMachine.
     ///
     /// # Errors
-    /// If not all could be read or written.
+    /// If not all of them could be read or written.
     pub async fn attach(
         &self,
         instance: &Instance,
@@ -240,7 +244,7 @@ impl Snapshots {
         problem.map_or(Ok(done), Err)
     }
 
-    /// Those of a namespace that are wanted; none if the cluster does not have the kind.
+    /// Lists the wanted objects of a namespace; empty if the cluster does not have the kind.
     async fn list<K>(&self, namespace: &str, wanted: impl Fn(&K) -> bool) -> Result<Vec<K>, VolumeError>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned,
@@ -267,7 +271,7 @@ impl Snapshots {
         }
     }
 
-    /// Whether the claim of this name has been the same one since the snapshot was asked for.
+    /// Reports whether the claim with this name is still the one of which the snapshot was requested.
     async fn is_of_claim(&self, namespace: &str, snapshot: &VolumeSnapshot) -> Result<bool, VolumeError> {
         let claim = Claim { namespace: namespace.to_owned(), name: snapshot.claim().to_owned() };
         let made = |metadata: &ObjectMeta| metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -276,7 +280,7 @@ impl Snapshots {
         Ok(both.is_some_and(|(claim, snapshot)| claim <= snapshot))
     }
 
-    /// When a snapshot was taken; none before that is known.
+    /// Returns the interval in which a snapshot was taken; `None` before it is known.
     async fn cut(&self, snapshot: &VolumeSnapshot) -> Result<Option<Cut>, VolumeError> {
         let status = &snapshot.status;
         let Some(about) = status.creation_time.as_deref().and_then(Cut::of_text) else { return Ok(None) };
@@ -296,7 +300,7 @@ impl Snapshots {
         Ok(Some(exact.filter(is_within).unwrap_or(about)))
     }
 
-    /// Says at a snapshot what it is worth, unless it says so already, or is worth as much by another receipt.
+    /// Annotates a snapshot with its level, unless its annotations need no change.
     async fn say<K>(&self, snapshot: &K, freeze: &Freeze, worth: &Worth) -> Result<Written, VolumeError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
@@ -312,7 +316,7 @@ impl Snapshots {
         let why = Some(&worth.why).filter(|why| !why.is_empty());
         let patch = json!({"metadata": {
             "annotations": {RECEIPT: id, LEVEL: worth.level.word(), WHY: why, ENVELOPE: envelope},
-            // With these, the change is refused if the object is another one, or not as it was.
+            // Preconditions: the API server refuses the change if the object was replaced or modified.
             "uid": metadata.uid,
             "resourceVersion": metadata.resource_version,
         }});
@@ -331,7 +335,7 @@ impl Snapshots {
 }
 
 impl Attached {
-    /// What became of one snapshot.
+    /// Counts the outcome for one snapshot.
     fn count(&mut self, outcome: Result<Written, VolumeError>, problem: &mut Option<VolumeError>) {
         match outcome {
             Ok(Written::Yes) => self.attached += 1,
@@ -342,7 +346,7 @@ impl Attached {
     }
 }
 
-/// The disks of a VM that are claims, by these.
+/// Returns the disks of a VM that are claims, by claim name.
 fn disks(instance: &Instance) -> BTreeMap<&str, &Disk> {
     let disks = &instance.spec.domain.devices.disks;
     let named = |name: &str| disks.iter().find(|disk| disk.name == name);
@@ -350,7 +354,8 @@ fn disks(instance: &Instance) -> BTreeMap<&str, &Disk> {
     volumes.iter().filter_map(|volume| Some((volume.claim()?, named(&volume.name)?))).collect()
 }
 
-/// Whether a snapshot says what it is worth by this receipt, or is worth as much by another one, or by somebody else's word.
+/// Reports whether the annotations of a snapshot need no change: they come from this receipt, show at least the
+/// same level from another receipt, or were written by another program.
 fn stands(metadata: &ObjectMeta, id: &str, worth: &Worth) -> bool {
     let say = |key| metadata.annotations.as_ref()?.get(key).map(String::as_str);
     match (say(RECEIPT), say(LEVEL)) {
@@ -384,7 +389,7 @@ mod tests {
         assert!(stands(&own, "b", &worth(Level::Crash)) && stands(&own, "b", &worth(Level::FileSystem)));
         assert!(!stands(&own, "b", &worth(Level::Application)));
         assert!(!stands(&ObjectMeta::default(), "a", &worth(Level::Crash)));
-        // What somebody else has written there is not touched.
+        // Annotations of another program are left alone.
         let foreign = says(&[(LEVEL, "best")]);
         assert!(stands(&foreign, "a", &worth(Level::Application)));
     }

@@ -1,4 +1,5 @@
-//! What is read of snapshots: of VMs, `snapshot.kubevirt.io/v1beta1`, and of claims, `snapshot.storage.k8s.io/v1`.
+//! Fields that are read of snapshots: those of VMs, `snapshot.kubevirt.io/v1beta1`, and of claims,
+//! `snapshot.storage.k8s.io/v1`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde::Deserialize;
@@ -6,12 +7,12 @@ use serde::de::IgnoredAny;
 
 use super::super::objects::{or_default, resource};
 
-/// The group of snapshots of VMs.
+/// API group of snapshots of VMs.
 const OF_VMS: &str = "snapshot.kubevirt.io";
-/// The group of snapshots of claims.
+/// API group of snapshots of claims.
 pub const OF_CLAIMS: &str = "snapshot.storage.k8s.io";
 
-/// A snapshot of a VM.
+/// Snapshot of a VM.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct VirtualMachineSnapshot {
@@ -27,7 +28,7 @@ pub struct MachineSnapshotSpec {
     pub source: Source,
 }
 
-/// Of what it is one.
+/// Source of a snapshot.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Source {
@@ -38,18 +39,18 @@ pub struct Source {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MachineSnapshotStatus {
-    /// `InProgress`, `Succeeded`, `Failed`, `Deleting`, `Unknown`; empty at first.
+    /// Phase: `InProgress`, `Succeeded`, `Failed`, `Deleting`, `Unknown`; empty at first.
     #[serde(deserialize_with = "or_default")]
     pub phase: String,
-    /// The UID of its VirtualMachine.
+    /// UID of its VirtualMachine.
     #[serde(rename = "sourceUID", deserialize_with = "or_default")]
     pub source_uid: String,
-    /// When the last of its volumes was cut, or later.
+    /// Time when the last of its volumes was snapshotted, or later.
     pub creation_time: Option<String>,
-    /// What owns its `VolumeSnapshot`s.
+    /// Name of the object that owns its `VolumeSnapshot`s.
     #[serde(deserialize_with = "or_default")]
     pub virtual_machine_snapshot_content_name: String,
-    /// By the names that they have in the VM.
+    /// Volumes of the snapshot, by their names in the VM.
     #[serde(deserialize_with = "or_default")]
     pub snapshot_volumes: SnapshotVolumes,
 }
@@ -63,7 +64,7 @@ pub struct SnapshotVolumes {
     pub excluded_volumes: Vec<String>,
 }
 
-/// A snapshot of a claim.
+/// Snapshot of a claim.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct VolumeSnapshot {
@@ -82,22 +83,22 @@ pub struct VolumeSnapshotSpec {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClaimOfSnapshot {
-    /// In its namespace; absent of one that was not made here.
+    /// Name of the claim in the same namespace; `None` for a snapshot that was imported.
     pub persistent_volume_claim_name: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeSnapshotStatus {
-    /// When it was cut, without what is less than a second; absent before that is known.
+    /// Time of the snapshot in whole seconds; absent before it is known.
     pub creation_time: Option<String>,
     pub bound_volume_snapshot_content_name: Option<String>,
-    /// What does not work.
+    /// Set if the snapshot has failed.
     pub error: Option<IgnoredAny>,
 }
 
-/// What a `VolumeSnapshot` is bound to. Only the moment of the cut is read of it: that itself has it without what is less than a
-/// second.
+/// Content that a `VolumeSnapshot` is bound to. Only the time of the snapshot is read of it, because the
+/// `VolumeSnapshot` itself has that time in whole seconds only.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct VolumeSnapshotContent {
@@ -121,7 +122,7 @@ pub struct Reference {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContentStatus {
-    /// Nanoseconds since 1970.
+    /// Time in nanoseconds since 1970.
     pub creation_time: Option<i64>,
 }
 
@@ -129,7 +130,7 @@ resource!(VirtualMachineSnapshot, "VirtualMachineSnapshot", "virtualmachinesnaps
 resource!(VolumeSnapshot, "VolumeSnapshot", "volumesnapshots", OF_CLAIMS, "v1");
 
 impl VolumeSnapshot {
-    /// Whether KubeVirt has made it for this snapshot of a VM.
+    /// Reports whether KubeVirt created it for this snapshot of a VM.
     pub fn is_of(&self, machine: &VirtualMachineSnapshot) -> bool {
         let content = &machine.status.virtual_machine_snapshot_content_name;
         let is_it = |owner: &OwnerReference| {
@@ -140,7 +141,7 @@ impl VolumeSnapshot {
         !content.is_empty() && self.metadata.owner_references.iter().flatten().any(is_it)
     }
 
-    /// The claim that it is a snapshot of.
+    /// Returns the name of the claim that it is a snapshot of.
     pub fn claim(&self) -> &str {
         self.spec.source.persistent_volume_claim_name.as_deref().unwrap_or_default()
     }

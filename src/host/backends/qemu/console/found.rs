@@ -1,4 +1,4 @@
-//! What QEMU says of its serial ports and character devices, understood. Pure.
+//! Parses QEMU's descriptions of its serial ports and character devices. Pure.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use super::super::super::consoles::ConsoleError;
 
-/// The QOM types of serial ports, those first that come first. A virtio console is there once its guest has booted far.
+/// QOM types of serial ports, in order of preference. A virtio console is usable only when its guest has booted
+/// far enough.
 const KINDS: &[&str] = &[
     "isa-serial",
     "pl011",
@@ -21,52 +22,52 @@ const KINDS: &[&str] = &[
     "virtconsole",
 ];
 
-/// One property that `qom-list` tells.
+/// Property in the result of `qom-list`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Property {
-    /// Its name.
+    /// Name of the property.
     pub name: String,
-    /// Such as `child<isa-serial>`.
+    /// Type of the property, such as `child<isa-serial>`.
     #[serde(rename = "type")]
     pub kind: String,
 }
 
-/// One entry of `query-chardev`.
+/// Entry in the result of `query-chardev`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Chardev {
-    /// Its identifier.
+    /// Identifier of the character device.
     pub label: String,
-    /// What is behind it, such as `disconnected:unix:/run/a.sock,server=on`.
+    /// Description of its backend, such as `disconnected:unix:/run/a.sock,server=on`.
     pub filename: String,
 }
 
-/// A serial port of a VM.
+/// Serial port of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Serial {
-    /// Its place among [`KINDS`].
+    /// Index in [`KINDS`].
     pub kind: usize,
-    /// Which of its kind it is.
+    /// Number of the port among those of its kind.
     pub index: Option<u64>,
-    /// The identifier of its character device; empty if it has none.
+    /// Identifier of its character device; empty if it has none.
     pub chardev: String,
 }
 
-/// Where a console is.
+/// Location of a console.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// Behind a unix socket.
+    /// Unix socket.
     Socket {
-        /// Where that is.
+        /// Path of the socket.
         path: PathBuf,
-        /// It has a client.
+        /// True if a client is connected.
         is_taken: bool,
     },
-    /// A pseudo-terminal.
+    /// Path of a pseudo-terminal.
     Terminal(PathBuf),
 }
 
 impl Place {
-    /// Whether it has a client, as far as QEMU says so.
+    /// Reports whether a client is connected, as far as QEMU knows.
     pub fn is_taken(&self) -> bool {
         matches!(self, Self::Socket { is_taken: true, .. })
     }
@@ -84,23 +85,23 @@ impl fmt::Display for Place {
     }
 }
 
-/// The place among [`KINDS`] of the device that a property is, if it is a serial port.
+/// Returns the index in [`KINDS`] of the device behind a property, if it is a serial port.
 pub fn serial_kind(property: &Property) -> Option<usize> {
     let kind = property.kind.strip_prefix("child<")?.strip_suffix('>')?;
     KINDS.iter().position(|known| *known == kind)
 }
 
-/// The character device of the first of these that has one.
+/// Returns the character device of the first port that has one.
 pub fn first(mut serials: Vec<Serial>) -> Option<String> {
     serials.retain(|serial| !serial.chardev.is_empty());
     serials.sort_by_key(|serial| (serial.kind, serial.index.unwrap_or(u64::MAX)));
     serials.into_iter().next().map(|serial| serial.chardev)
 }
 
-/// Where the character device of this label is; `vm` is for the advice.
+/// Returns the location of the character device with this label; `vm` is for the error text.
 ///
 /// # Errors
-/// If there is none, or it is nothing that can be connected to.
+/// If there is no such device, or it is of a kind that cannot be connected to.
 pub fn place_of(chardevs: &[Chardev], label: &str, vm: &str) -> Result<Place, ConsoleError> {
     let Some(chardev) = chardevs.iter().find(|chardev| chardev.label == label) else {
         let labels: Vec<_> = chardevs.iter().take(16).map(|chardev| chardev.label.as_str()).collect();
@@ -119,14 +120,14 @@ pub fn place_of(chardevs: &[Chardev], label: &str, vm: &str) -> Result<Place, Co
     })
 }
 
-/// The socket at this path, of which QEMU may know.
+/// Returns the location for the socket at this path, with its state if QEMU knows the socket.
 pub fn place_at(chardevs: &[Chardev], path: &Path) -> Place {
     let mut known = chardevs.iter().filter_map(|chardev| place(&chardev.filename).ok());
     let unknown = || Place::Socket { path: path.to_owned(), is_taken: false };
     known.find(|place| matches!(place, Place::Socket { .. }) && place.path() == path).unwrap_or_else(unknown)
 }
 
-/// What the file name of a character device says.
+/// Parses the file name of a character device.
 fn place(filename: &str) -> Result<Place, &'static str> {
     if let Some(path) = filename.strip_prefix("pty:") {
         return Ok(Place::Terminal(path.into()));
@@ -142,7 +143,7 @@ fn place(filename: &str) -> Result<Place, &'static str> {
             _ => "only unix sockets and pseudo-terminals can be connected to",
         });
     };
-    // QEMU before 6.0 says it without a value.
+    // QEMU before 6.0 prints the option without a value.
     let path = socket.strip_suffix(",server=on").or_else(|| socket.strip_suffix(",server"));
     let path = path.ok_or("QEMU is the client of that socket; add server=on,wait=off")?;
     if path.contains(",abstract=on") {
@@ -156,12 +157,12 @@ fn place(filename: &str) -> Result<Place, &'static str> {
     Ok(Place::Socket { path: path.into(), is_taken })
 }
 
-/// The VM has no console.
+/// Returns the error for a VM that has no console.
 pub fn no_console(vm: &str) -> ConsoleError {
     ConsoleError::None(format!("the VM has no serial port; {}", advice(vm)))
 }
 
-/// Another program has it.
+/// Returns the error for a console that another program is connected to.
 pub fn taken() -> ConsoleError {
     let words = "another program of this host is connected to the console (QEMU lets in one at a time); end it, such as socat or \
                  virsh console";
@@ -241,7 +242,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_name_is_survived(filename in ".{0,60}") {
-            // A place has an absolute path whatever else was said, or is a terminal, which is looked at when it is opened.
+            // Whatever the text, a socket has an absolute path; terminals are checked when they are opened.
             if let Ok(Place::Socket { path, .. }) = place(&filename) {
                 prop_assert!(path.is_absolute());
             }

@@ -1,17 +1,17 @@
-//! The serial console of a VM: the character device of its first serial port, unless the settings name another.
+//! Serial console of a VM: the character device of its first serial port, unless the settings name another one.
 //!
 //! ```text
 //!  settings ─┬─ a label ───────────────┐
-//!            ├─ nothing: serial ports ─┴─▶ query-chardev ─┬─ unix socket ──▶ connect ─▶ the peer is QEMU's process?
+//!            ├─ nothing: serial ports ─┴─▶ query-chardev ─┬─ unix socket ──▶ connect ─▶ is the peer QEMU's process?
 //!            └─ a socket ──────────────────────────────────┘
-//!                                                         └─ pseudo-terminal ─▶ open ─▶ it belongs to QEMU's user?
+//!                                                         └─ pseudo-terminal ─▶ open ─▶ does it belong to QEMU's user?
 //! ```
 //!
-//! Which device it is QEMU says itself, through the connection that is its QMP socket; and what is then found at that path has to
-//! be the same process's. `found` understands the answers, which is pure; `reach` connects.
+//! QEMU itself names the device, through the connection to its QMP socket, and what is then found at that path
+//! has to belong to the same process. `found` parses the answers, which is pure; `reach` connects.
 //!
-//! QEMU serves one client of such a socket at a time; others wait in the socket's queue and see nothing. So a socket that has
-//! a client already is not connected to.
+//! QEMU serves one client of such a socket at a time; others wait in the socket's backlog without seeing
+//! anything. Therefore no connection is attempted to a socket that already has a client.
 
 mod found;
 mod reach;
@@ -29,36 +29,36 @@ use super::super::consoles::{Answer, Console, ConsoleError, Consoles, End};
 use super::link::{CallError, Link, Standing};
 use found::{Chardev, Place, Property, Serial};
 
-/// How long a client that has just gone may be counted as one still.
+/// Time for which QEMU may still count a client that has just disconnected.
 const LETTING_GO: Duration = Duration::from_secs(3);
-/// How long QEMU's process may take to end, after its end of the console has.
+/// Time that QEMU's process may take to end after its end of the console has closed.
 const ENDING: Duration = Duration::from_secs(5);
-/// Between two looks.
+/// Interval between two checks.
 const LOOK: Duration = Duration::from_millis(50);
-/// Devices that are looked at.
+/// Maximum number of devices that are inspected.
 const MOST_DEVICES: usize = 64;
-/// Where QEMU has its devices: with an identifier, without one, and those of the machine.
+/// QOM paths of devices: those with an identifier, those without, and those of the machine.
 const PARENTS: [&str; 3] = ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"];
 
-/// What of a VM is its console, if the settings say so.
+/// Console of a VM according to the settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
-    /// The character device with this identifier.
+    /// Identifier of a character device.
     Label(String),
-    /// This socket.
+    /// Path of the socket.
     Socket(PathBuf),
 }
 
-/// A VM of the list, as far as its console is concerned.
+/// VM of the list, with what is needed for its console.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// Asks its QEMU.
+    /// Sends commands to the VM's QEMU.
     pub link: Link,
-    /// What is its console.
+    /// Console according to the settings, if they name one.
     pub wish: Option<Wish>,
 }
 
-/// The VMs of the list; nothing for one without a QMP socket.
+/// VMs of the list by name; `None` for one without a QMP socket.
 pub type Targets = BTreeMap<String, Option<Target>>;
 
 /// Connects to the consoles of the VMs of the list.
@@ -66,7 +66,7 @@ pub type Targets = BTreeMap<String, Option<Target>>;
 pub struct Serials(watch::Receiver<Targets>);
 
 impl Serials {
-    /// For these VMs.
+    /// Creates the consoles of these VMs.
     pub fn new(targets: watch::Receiver<Targets>) -> Self {
         Self(targets)
     }
@@ -123,7 +123,7 @@ impl Target {
         })
     }
 
-    /// Where the console is, once nobody has it.
+    /// Waits until the console has no client, and returns its location.
     async fn free_place(&self, name: &str) -> Result<Place, ConsoleError> {
         let label = match &self.wish {
             Some(Wish::Label(label)) => Some(label.clone()),
@@ -147,11 +147,11 @@ impl Target {
         tokio::time::timeout(LETTING_GO, tried).await.unwrap_or_else(|_| Err(found::taken()))
     }
 
-    /// The character device of the first serial port.
+    /// Returns the character device of the first serial port.
     async fn first_serial(&self) -> Result<Option<String>, ConsoleError> {
         let mut serials = Vec::new();
         for parent in PARENTS {
-            // Not every machine has each of them.
+            // A machine may lack some of these paths.
             let listed = self.link.call("qom-list", json!({ "path": parent })).await;
             let Some(listed) = unless_refused(listed)? else { continue };
             let children: Vec<Property> = understood("qom-list", listed)?;
@@ -171,7 +171,7 @@ impl Target {
         Ok(found::first(serials))
     }
 
-    /// What a device says of itself, if it has such a property.
+    /// Reads a property of a device; `None` if it does not have this property.
     async fn property(&self, path: &str, property: &str) -> Result<Option<Value>, ConsoleError> {
         let arguments = json!({ "path": path, "property": property });
         unless_refused(self.link.call("qom-get", arguments).await)
@@ -199,7 +199,7 @@ fn understood<T: DeserializeOwned>(command: &str, answer: Value) -> Result<T, Co
     serde_json::from_value(answer).map_err(strange)
 }
 
-/// Whether QEMU has ended, now that its end of a console has.
+/// Determines whether QEMU has ended, after its end of a console has closed.
 async fn ended(link: &Link) -> End {
     let process = link.process();
     let ends = async {

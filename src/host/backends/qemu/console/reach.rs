@@ -1,4 +1,4 @@
-//! Connects to what QEMU has named, and makes sure that it is QEMU's.
+//! Connects to the consoles that QEMU has named, and verifies that they belong to QEMU.
 
 use std::io;
 use std::path::Path;
@@ -12,22 +12,22 @@ use crate::sys::pseudo_terminal;
 use crate::transport::BoxStream;
 use crate::transport::serial::Line;
 
-/// How long a connection may take to come about.
+/// Timeout of a connection attempt.
 const SOON: Duration = Duration::from_secs(5);
 
-/// A connection with this socket, if whoever listens there is the process with the number `qemu`.
+/// Connects to this socket, if the process that listens there has the PID `qemu`.
 pub async fn socket(path: &Path, qemu: Option<i32>) -> Result<BoxStream, ConsoleError> {
     let connected = tokio::time::timeout(SOON, UnixStream::connect(path)).await;
     let connected = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let stream = connected.map_err(|error| match error.kind() {
-        // Its queue is full.
+        // Its backlog is full.
         io::ErrorKind::WouldBlock => taken(),
         _ => {
             ConsoleError::Unreachable(format!("cannot connect to the console at {}: {error}", path.display()))
         }
     })?;
     let peer = stream.peer_cred().ok().and_then(|peer| peer.pid());
-    // Of a process in another PID namespace the kernel says 0.
+    // The kernel reports 0 for a process in another PID namespace.
     if peer == qemu && peer.is_some_and(|process| process > 0) {
         return Ok(Box::new(stream));
     }
@@ -44,8 +44,9 @@ pub async fn socket(path: &Path, qemu: Option<i32>) -> Result<BoxStream, Console
     )))
 }
 
-/// The other end of the pseudo-terminal at this path, if it belongs to this user, as whom QEMU runs. More cannot be told without looking
-/// into QEMU's process, and less would let a QEMU that its guest has taken over name the terminal of somebody else.
+/// Opens the pseudo-terminal at this path, if it belongs to the user that QEMU runs as. More cannot be checked
+/// without inspecting QEMU's process. Without this check, a QEMU that its guest has taken over could name the
+/// terminal of another user.
 pub fn terminal(path: &Path, owner: u32) -> Result<BoxStream, ConsoleError> {
     let opened = pseudo_terminal::open_of(path, owner).and_then(Line::of);
     let line = opened.map_err(|error| {

@@ -1,4 +1,4 @@
-//! Attaches a disk: what is missing, from wherever an attempt before ended.
+//! Attaches a disk: creates what is missing, from whatever point an earlier attempt reached.
 
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ use super::seen::{Seen, bus_of, page80};
 use super::volume::{Volume, check_size};
 use super::{Vm, detach, naming, place};
 
-/// A disk as QEMU is told of it.
+/// Disk in the form in which QEMU is to get it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Wanted {
     name: String,
     serial: String,
     bus: Bus,
     file: PathBuf,
-    /// A device of the host, not a regular file.
+    /// True for a block device of the host, false for a regular file.
     is_device: bool,
     format: Format,
-    /// See [`NewDisk::is_whole`].
+    /// Data in one file only; see [`NewDisk::is_whole`].
     is_whole: bool,
     read_only: bool,
 }
 
 impl Wanted {
-    /// Why QEMU does not take it. That another program has locked the file has no class of its own.
+    /// Converts QEMU's refusal. A file that another program has locked has no error class of its own.
     fn refused(&self, error: CallError) -> DiskError {
         match error {
             CallError::Refused { description, .. }
@@ -41,13 +41,13 @@ impl Wanted {
     }
 }
 
-/// What is missing.
+/// Part of a disk that is missing in QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Missing {
     Nothing,
     Device,
     NodeAndDevice,
-    /// Because the node that is there is of something else.
+    /// Node and device, and the existing node has to be closed first, because it is of a different file.
     OtherNodeAndDevice,
 }
 
@@ -55,10 +55,10 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, files: &Files) -> Result<Att
     check_serial(&disk.serial, disk.bus)?;
     if let Source::Volume(size) = disk.source {
         check_size(size)?;
-        // What can fail does so before a volume is made.
+        // Find out what would fail before a volume is created.
         look(vm, disk).await?;
     }
-    // Nodes are made and closed by one at a time, who must not wait for a file system that hangs.
+    // Only one operation at a time creates or closes nodes, and it must not wait for a file system that hangs.
     let provided = provide(vm, disk, files).await?;
     match attach_provided(vm, disk, &provided).await {
         Ok(attached) => Ok(attached),
@@ -73,7 +73,7 @@ pub(super) async fn attach(vm: &Vm, disk: &NewDisk, files: &Files) -> Result<Att
     }
 }
 
-/// What there is, and where a disk can be plugged, if it is not.
+/// Reads the present state, and finds a bus to plug the disk into if it is not plugged.
 async fn look(vm: &Vm, disk: &NewDisk) -> Result<(Seen, Option<String>), DiskError> {
     let seen = Seen::read(&vm.link).await?;
     if let Some(other) = seen.confusable(&disk.serial, disk.bus, &naming::name(&disk.serial)) {
@@ -86,7 +86,7 @@ async fn look(vm: &Vm, disk: &NewDisk) -> Result<(Seen, Option<String>), DiskErr
     Ok((seen, place))
 }
 
-/// Plugs what was provided.
+/// Plugs a disk whose storage is ready.
 async fn attach_provided(vm: &Vm, disk: &NewDisk, provided: &Provided) -> Result<AttachedDisk, Failure> {
     let before = |error| Failure { error, is_closed: true };
     let after = |error| Failure { error, is_closed: false };
@@ -112,17 +112,17 @@ async fn attach_provided(vm: &Vm, disk: &NewDisk, provided: &Provided) -> Result
     Ok(seen.describe(seen.ours(&wanted.serial).map_err(after)?))
 }
 
-/// Why a disk was not plugged.
+/// Reason why a disk was not plugged.
 struct Failure {
     error: DiskError,
-    /// QEMU has said that it does not have the file open.
+    /// True if QEMU has confirmed that it does not have the file open.
     is_closed: bool,
 }
 
-/// Does what is missing; says whether anything was.
+/// Creates the missing parts; returns whether any were missing.
 async fn plug(vm: &Vm, wanted: &Wanted, missing: Missing, place: Option<String>) -> Result<bool, Failure> {
     let Some(bus) = place.filter(|_| missing != Missing::Nothing) else { return Ok(false) };
-    // What it has after a lost connection is not known.
+    // After a lost connection it is unknown what QEMU has open; after a refusal it is known.
     let refused = |error: &CallError| matches!(error, CallError::Refused { .. });
     if missing == Missing::OtherNodeAndDevice {
         let closed = detach::close_node(&vm.link, &wanted.name).await;
@@ -148,16 +148,16 @@ async fn plug(vm: &Vm, wanted: &Wanted, missing: Missing, place: Option<String>)
     Ok(true)
 }
 
-/// What is to be behind a disk.
+/// Storage for a disk, ready to be opened by QEMU.
 struct Provided {
     file: PathBuf,
     is_device: bool,
     format: Format,
-    /// The volume, if it was made just now and there is nothing in it.
+    /// Volume, if it was created just now and is still empty.
     made: Option<Volume>,
 }
 
-/// Makes or finds what is to be behind a disk.
+/// Creates or finds the storage for a disk.
 async fn provide(vm: &Vm, disk: &NewDisk, files: &Files) -> Result<Provided, DiskError> {
     match &disk.source {
         Source::Volume(size) => {
@@ -202,7 +202,7 @@ async fn provide(vm: &Vm, disk: &NewDisk, files: &Files) -> Result<Provided, Dis
     }
 }
 
-/// The format that a name ends with.
+/// Returns the format that the file's extension shows.
 fn ending(path: &Path) -> Option<Format> {
     match path.extension()?.to_str()? {
         "raw" | "img" => Some(Format::Raw),
@@ -211,7 +211,8 @@ fn ending(path: &Path) -> Option<Format> {
     }
 }
 
-/// The path without links, so that it can be compared with those that QEMU tells, and whether it is a device.
+/// Resolves the links of a path, so that it can be compared with the paths that QEMU reports, and determines
+/// whether it is a device.
 fn real(path: &Path) -> Result<(PathBuf, bool), DiskError> {
     let system = |error| DiskError::System("use the file", path.to_owned(), error);
     let real = path.canonicalize().map_err(system)?;
@@ -222,7 +223,7 @@ fn real(path: &Path) -> Result<(PathBuf, bool), DiskError> {
     Ok((sayable(real)?, kind.is_block_device()))
 }
 
-/// A path that QEMU can be told.
+/// Checks that a path can be passed to QEMU.
 fn sayable(path: PathBuf) -> Result<PathBuf, DiskError> {
     if path.to_str().is_none() {
         return Err(DiskError::File(path, "has a name that is not UTF-8, which QMP cannot express".into()));
@@ -230,7 +231,7 @@ fn sayable(path: PathBuf) -> Result<PathBuf, DiskError> {
     Ok(path)
 }
 
-/// What is missing for the disk to be there as wanted.
+/// Determines which parts are missing for the disk to be present as requested.
 fn missing(seen: &Seen, wanted: &Wanted) -> Result<Missing, DiskError> {
     let file = wanted.file.to_string_lossy();
     let different = |what, found: &str| {
@@ -273,7 +274,7 @@ fn missing(seen: &Seen, wanted: &Wanted) -> Result<Missing, DiskError> {
     })
 }
 
-/// What `blockdev-add` is told.
+/// Builds the arguments of `blockdev-add`.
 fn node(wanted: &Wanted) -> Value {
     let driver = if wanted.is_device { "host_device" } else { "file" };
     let mut node = json!({
@@ -286,7 +287,7 @@ fn node(wanted: &Wanted) -> Value {
             "filename": wanted.file,
             "read-only": wanted.read_only,
             "discard": "unmap",
-            // What QEMU does by itself only where it finds that it can.
+            // QEMU's default is to lock only where it finds that locks are supported.
             "locking": "on",
         },
     });
@@ -296,7 +297,7 @@ fn node(wanted: &Wanted) -> Value {
     node
 }
 
-/// What `device_add` is told.
+/// Builds the arguments of `device_add`.
 fn device(wanted: &Wanted, bus: &str) -> Value {
     let mut device = json!({
         "id": wanted.name,
@@ -308,7 +309,7 @@ fn device(wanted: &Wanted, bus: &str) -> Value {
         Bus::Scsi => {
             device["driver"] = json!("scsi-hd");
             device["serial"] = json!(page80(&wanted.serial));
-            // QEMU makes it of the serial number only if that has 20 bytes or fewer.
+            // QEMU derives it from the serial number only if that has at most 20 bytes.
             device["device_id"] = json!(wanted.serial);
         }
         Bus::VirtioBlk => device["driver"] = json!("virtio-blk-pci"),
@@ -342,7 +343,7 @@ mod tests {
         serde_json::from_value(node).unwrap()
     }
 
-    /// As it is after the first of the two steps, and after both.
+    /// Builds the state after the first of the two steps, and after both.
     fn halves(wanted: &Wanted) -> (Seen, Seen) {
         let nodes = [(wanted.name.clone(), node_of(wanted))].into();
         let half = Seen { nodes, ..Seen::default() };

@@ -1,4 +1,4 @@
-//! Which VM has an image open, as its QEMU says. That one cannot be asked proves nothing.
+//! Finds the VM that has an image open, by querying its QEMU. A QEMU that cannot be queried proves nothing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,11 +15,12 @@ use super::seen::Seen;
 use super::{Hotplug, Vm, naming};
 use crate::supervise::Scope;
 
-/// How long all VMs together may take to say that they have what is looked for.
+/// Timeout for all VMs together to report whether they have what is searched for.
 const TO_SAY: Duration = Duration::from_secs(5);
 
 impl Hotplug {
-    /// Asks the QEMU of the VM with this UUID whether it has the disk, or the image, which has no links in its path.
+    /// Queries the QEMU of the VM with this UUID whether it has the disk or the image. The path of the image must
+    /// be free of links.
     pub async fn ask(&self, uuid: &str, serial: &str, image: &Path) -> Said {
         let vm = self.vms.borrow().values().flatten().find(|vm| vm.uuid == uuid).cloned();
         match vm {
@@ -28,22 +29,23 @@ impl Hotplug {
         }
     }
 
-    /// A VM that says that it has the disk, or the image.
+    /// Returns a VM that reports that it has the disk or the image.
     pub async fn who_has(&self, serial: &str, image: &Path) -> Option<Place> {
         let (serial, image) = (serial.to_owned(), image.to_owned());
         self.who(move |seen| has(seen, &serial, &image)).await
     }
 
-    /// What QEMU of the VM with this name has the image open as, if it has: the image has no links in its path.
+    /// Returns the name under which QEMU of the VM with this name has the image open, if it has. The path of the
+    /// image must be free of links.
     ///
     /// # Errors
-    /// If QEMU does not say it.
+    /// If QEMU does not answer.
     pub async fn has_open(&self, vm: &str, image: &Path) -> Result<Option<String>, DiskError> {
         let vm = self.vm(vm)?;
         Ok(opened_as(&Seen::read(&vm.link).await?, image))
     }
 
-    /// A VM of which this is so. All are asked at once; those that have not answered in time are not waited for.
+    /// Returns a VM for which `has` is true. All VMs are queried at once, and late answers are ignored.
     pub(super) async fn who(&self, has: impl Fn(&Seen) -> bool + Send + Sync + 'static) -> Option<Place> {
         let vms: Vec<Arc<Vm>> = self.vms.borrow().values().flatten().cloned().collect();
         let (has, scope) = (Arc::new(has), Scope::new());
@@ -52,7 +54,7 @@ impl Hotplug {
             let (has, tells) = (Arc::clone(&has), tells.clone());
             scope.children().spawn(async move {
                 if let Said::Has(name) = vm.says(|seen| has(seen)).await {
-                    // Another one may have been the first.
+                    // Another VM may have answered first.
                     drop(tells.send(Place { uuid: vm.uuid.clone(), vm: name }).await);
                 }
             });
@@ -63,7 +65,7 @@ impl Hotplug {
 }
 
 impl Vm {
-    /// Whether it says that it has what is looked for.
+    /// Determines whether the VM reports that it has what is searched for.
     pub(super) async fn says(&self, has: impl Fn(&Seen) -> bool) -> Said {
         match self.link.standing().await {
             Standing::Connected => {}
@@ -74,7 +76,7 @@ impl Vm {
         match Seen::read(&self.link).await {
             Ok(seen) if has(&seen) => Said::Has(self.name.clone()),
             Ok(_) => Said::HasNot,
-            // It may have ended just now.
+            // QEMU may have ended just now.
             Err(error) => match self.link.standing().await {
                 Standing::Absent if matches!(error, DiskError::Unreachable(_)) => {
                     Said::Absent { ended: self.link.has_ended() }
@@ -85,18 +87,18 @@ impl Vm {
     }
 }
 
-/// Whether there is a device or a block node that is the disk, or has the image.
+/// Reports whether a device or block node is the disk, or has the image open.
 fn has(seen: &Seen, serial: &str, image: &Path) -> bool {
     let name = naming::name(serial);
     seen.devices.contains_key(&name) || seen.nodes.contains_key(&name) || has_file(seen, image)
 }
 
-/// Whether there is a block node that has the image.
+/// Reports whether a block node has the image open.
 pub(super) fn has_file(seen: &Seen, image: &Path) -> bool {
     opened_as(seen, image).is_some()
 }
 
-/// The disk, or else the block node, that has the image, in words.
+/// Describes the disk, or else the block node, that has the image open.
 fn opened_as(seen: &Seen, image: &Path) -> Option<String> {
     let image = image.to_string_lossy();
     let disk = seen.disks.iter().find(|disk| disk.node.file == image);

@@ -1,11 +1,11 @@
-//! Takes a disk away: asks the guest to let go of it, waits until it has, and closes what is behind it.
+//! Detaches a disk: asks the guest to release it, waits until it has, and closes the storage behind it.
 //!
 //! ```text
 //!  device ──released──▶ ? ──device_del──▶ asked ──DEVICE_DELETED──▶ node ──blockdev-del──▶ nothing
 //!            │             │              │  ▲
 //!            │             │              │  └─ asked again: a guest that boots may have missed it
-//!            │             │              └─ patience ends: an error; the node is closed when the guest lets go late
-//!            │             └─ QEMU refuses, or is gone: an error; the guest is to find the disk again
+//!            │             │              └─ timeout: an error; the node is closed when the guest releases the device later
+//!            │             └─ QEMU refuses, or has ended: an error; the guest is notified that the disk stays
 //!            └─ the guest's agent refuses: an error
 //! ```
 
@@ -20,9 +20,9 @@ use super::super::link::{CallError, Link, Notice};
 use super::seen::{self, Seen};
 use super::{Vm, naming};
 
-/// A guest that was asked while it booted may have missed it.
+/// Interval at which the request is repeated: a guest may miss one while it boots.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// QEMU lets go of a node only some moments after its device is gone.
+/// Timeout for QEMU to release a node, which happens only some moments after its device has been removed.
 const NODE_PATIENCE: Duration = Duration::from_secs(10);
 const NODE_AGAIN: Duration = Duration::from_millis(50);
 
@@ -33,12 +33,12 @@ pub(super) async fn detach(
     guest: &dyn GuestSide,
 ) -> Result<Detached, DiskError> {
     let name = naming::name(serial);
-    // From before the device is asked about, so that its end is not missed.
+    // Subscribe before the device is queried, so that the event of its removal cannot be missed.
     let mut waiting = Waiting { link: &vm.link, notices: vm.link.notices(), name: &name, serial };
     let seen = Seen::read(&vm.link).await?;
     match seen.ours(serial) {
         Ok(_) => {}
-        // Nothing, or what was left when an attempt before ended.
+        // There is no such disk, or a leftover of an earlier attempt.
         Err(DiskError::NotAttached(_)) if !seen.devices.contains_key(&name) => {
             let _changing = vm.changing.lock().await;
             close_node(&vm.link, &name).await?;
@@ -48,7 +48,8 @@ pub(super) async fn detach(
     }
     guest.release(&Known::serial(serial)).await?;
     if let Err(error) = waiting.until_deleted(patience).await {
-        // One that QEMU still waits for is gone as soon as the guest's kernel is ready; nobody should use it until then.
+        // A device whose removal is pending disappears as soon as the guest's kernel is ready, so it must not be used
+        // again until then.
         if !matches!(error, DiskError::Kept { .. }) {
             guest.stays(&Known::serial(serial)).await;
         }
@@ -60,7 +61,7 @@ pub(super) async fn detach(
     Ok(Detached::Now)
 }
 
-/// Closes the node of a disk that is no more; whether there was one, and no device before it.
+/// Closes the node of a disk whose device no longer exists; returns whether there was a node without a device.
 pub(super) async fn close_left(vm: &Vm, serial: &str) -> Result<bool, DiskError> {
     let name = naming::name(serial);
     let _changing = vm.changing.lock().await;
@@ -80,14 +81,14 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Asks for the device's end, and waits for it.
+    /// Requests the removal of the device, and waits for it.
     async fn until_deleted(&mut self, patience: Duration) -> Result<(), DiskError> {
         let end = Instant::now() + patience;
         loop {
             if self.ask().await? || self.hear(end.min(Instant::now() + ASK_AGAIN)).await? {
                 return Ok(());
             }
-            // Its end may have been told before the connection was there.
+            // The event may have been sent before the connection was established.
             if !seen::devices(self.link).await?.contains_key(self.name) {
                 return Ok(());
             }
@@ -97,12 +98,13 @@ impl Waiting<'_> {
         }
     }
 
-    /// Asks QEMU to take the device away; whether there is none.
+    /// Asks QEMU to remove the device; returns whether there is no such device.
     async fn ask(&self) -> Result<bool, DiskError> {
         match self.link.call("device_del", json!({ "id": self.name })).await {
             Ok(_) => Ok(false),
             Err(CallError::Refused { class, .. }) if class == "DeviceNotFound" => Ok(true),
-            // QEMU has asked the guest already, or the guest is just at it; neither has a class of its own.
+            // QEMU has already asked the guest, or the guest is already removing it; neither has an error class of its
+            // own.
             Err(CallError::Refused { description, .. })
                 if description.contains("in the process of unplug") || description.contains("busy") =>
             {
@@ -112,7 +114,7 @@ impl Waiting<'_> {
         }
     }
 
-    /// Hears of the device's end until then; whether it came.
+    /// Waits until then for the event of the device's removal; returns whether it came.
     async fn hear(&mut self, until: Instant) -> Result<bool, DiskError> {
         loop {
             match timeout_at(until, self.notices.recv()).await {
@@ -133,7 +135,7 @@ impl Waiting<'_> {
     }
 }
 
-/// Closes a node, if there is one. Waits while the device that it had still holds it.
+/// Closes a node, if it exists. Waits while the removed device still holds it.
 pub(super) async fn close_node(link: &Link, name: &str) -> Result<(), DiskError> {
     let end = Instant::now() + NODE_PATIENCE;
     loop {

@@ -1,8 +1,9 @@
-//! What is done with files while a disk is attached, listed or removed: each piece of work has a deadline and takes one of few
-//! threads, since any of the files may be on a file system that hangs.
+//! File operations for attaching, listing and removing disks. Each has a deadline and uses one of a few
+//! threads, because any of the files may be on a file system that hangs.
 //!
-//! The directory of the volumes has a [`Worker`] of one place. The files that people name may be anywhere, so they have another,
-//! whose places are a few: a file system that hangs does not stop the next file as long as one is free.
+//! The directory of the volumes has a [`Worker`] with a single place. The files that administrators name may be
+//! anywhere, so they have another worker with a few places: a file system that hangs does not block the next
+//! file as long as a place is free.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use std::time::Duration;
 use super::super::super::disks::DiskError;
 use super::super::worker::Worker;
 
-/// How long a file may take: longer than a disk that is busy takes.
+/// Timeout of an operation on a file, longer than a busy disk needs.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Files of people that are looked at at a time.
+/// Maximum number of concurrent operations on files that administrators name.
 const PLACES: usize = 4;
 
-/// Looks at files.
+/// Runs file operations.
 #[derive(Debug, Clone)]
 pub struct Files {
     volumes: PathBuf,
@@ -25,7 +26,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// With the volumes in that directory.
+    /// Creates the workers, for volumes in that directory.
     pub fn new(volumes: PathBuf) -> Self {
         Self::with(volumes, PATIENCE)
     }
@@ -35,15 +36,15 @@ impl Files {
         Self { volumes, in_volumes: Arc::new(in_volumes), anywhere: Arc::new(anywhere) }
     }
 
-    /// Where the volumes are.
+    /// Returns the directory of the volumes.
     pub fn volumes(&self) -> &Path {
         &self.volumes
     }
 
-    /// Does `work`, which may block, in the directory of the volumes.
+    /// Runs `work`, which may block, in the directory of the volumes.
     ///
     /// # Errors
-    /// If it is not done in time. It may have begun, and goes on then.
+    /// If it is not completed in time. It may have begun, and then continues.
     pub async fn in_volumes<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -55,10 +56,10 @@ impl Files {
         })
     }
 
-    /// Does `work`, which may block, with a file that somebody has named.
+    /// Runs `work`, which may block, on a file that an administrator named.
     ///
     /// # Errors
-    /// If it is not done in time, or too many files before were not.
+    /// If it is not completed in time, or too many earlier operations are late.
     pub async fn at<T: Send + 'static>(
         &self,
         file: &Path,
@@ -97,7 +98,7 @@ mod tests {
                 late.contains("/hung/a.raw cannot be examined: its file system has not answered"),
                 "{late}"
             );
-            // There is still a place for others.
+            // A place for other files is still free.
             assert_eq!(files.at(Path::new("/b"), || 7).await.ok(), Some(7).filter(|_| number + 1 < PLACES));
         }
         let refused = files.at(path, || unreachable!("nothing is begun")).await.unwrap_err();

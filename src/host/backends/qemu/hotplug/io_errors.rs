@@ -1,9 +1,10 @@
-//! What QEMU could not read or write for a VM: told when it is new, and forgotten when the VM goes on, or the disk is gone.
+//! Disk requests that QEMU could not complete for a VM: reported when they are new, and cleared when the VM
+//! continues or the disk is removed.
 //!
 //! ```text
-//!            BLOCK_IO_ERROR; or, of a VM that stands still for it,
+//!            BLOCK_IO_ERROR; or, for a VM that is stopped by an error,
 //!            query-block when the connection begins
-//!  nothing ────────────────────────────────────────────────────────▶ noted ──▶ told, and alike ones every 10 s at most
+//!  nothing ────────────────────────────────────────────────────────▶ noted ──▶ reported, the same error every 10 s at most
 //!     ▲                                                                 │
 //!     └── RESUME, RESET, SHUTDOWN, DEVICE_DELETED, another connection ──┘
 //! ```
@@ -25,12 +26,12 @@ use super::Vm;
 use super::seen::{self, Seen};
 use crate::wire::proto::v1::{IoError, IoOperation};
 
-/// Errors that are alike, of one disk, are told again after this.
+/// Minimum time between two reports of the same error of a disk.
 const AGAIN: Duration = Duration::from_secs(10);
-/// Disks of which errors are kept.
+/// Maximum number of disks whose errors are kept.
 const MOST: usize = 16;
 
-/// The errors of one VM, by block node.
+/// Errors of one VM, by block node.
 #[derive(Debug, Default)]
 struct Noted(BTreeMap<String, Note>);
 
@@ -39,12 +40,12 @@ struct Note {
     failed: Failed,
     count: u64,
     last: SystemTime,
-    /// When it was told.
+    /// Time of the last report.
     told: Instant,
 }
 
 impl Noted {
-    /// Notes an error; whether it is to be told now.
+    /// Records an error; returns whether it is to be reported now.
     fn note(&mut self, failed: Failed, last: SystemTime, now: Instant) -> bool {
         if let Some(note) = self.0.get_mut(&failed.node) {
             note.count += 1;
@@ -62,14 +63,15 @@ impl Noted {
         has_room
     }
 
-    /// Forgets what is of no node in the list; whether there was any.
+    /// Drops the errors of the nodes that `keep` rejects; returns whether there were any.
     fn forget(&mut self, keep: impl Fn(&str) -> bool) -> bool {
         let before = self.0.len();
         self.0.retain(|node, _| keep(node));
         self.0.len() < before
     }
 
-    /// In place of all others, those of the nodes for which a VM stands still; whether anything is to be told.
+    /// Replaces all errors by those of the nodes that have stopped a VM; returns whether there is a change to
+    /// report.
     fn begin(&mut self, failed: Vec<(String, bool)>, last: SystemTime, now: Instant) -> bool {
         let had_any = self.forget(|_| false);
         for (node, no_space) in failed {
@@ -79,7 +81,7 @@ impl Noted {
         had_any || !self.0.is_empty()
     }
 
-    /// As others are told of them.
+    /// Converts the errors for the report.
     fn errors(&self, seen: &Seen) -> Vec<IoError> {
         let error = |note: &Note| {
             let found = seen.disks.iter().find(|disk| disk.node.name == note.failed.node);
@@ -100,7 +102,7 @@ impl Noted {
 }
 
 impl Vm {
-    /// Tells what cannot be read or written, until the monitor ends or nobody wants to know.
+    /// Reports failed disk requests, until the monitor ends or the receiver is dropped.
     pub async fn watch_io(self: Arc<Self>, changes: mpsc::Sender<Change>) {
         let (mut notices, mut noted) = (self.link.notices(), Noted::default());
         loop {
@@ -122,7 +124,7 @@ impl Vm {
             if !is_news {
                 continue;
             }
-            // What cannot be asked is called as QEMU calls it.
+            // If QEMU cannot be queried, the disk is reported under the name of its block node.
             let seen = if noted.0.is_empty() { Ok(Seen::default()) } else { Seen::read(&self.link).await };
             let seen = seen.unwrap_or_default();
             let change = Change::IoErrors { name: self.name.clone(), errors: noted.errors(&seen) };

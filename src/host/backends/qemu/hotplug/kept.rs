@@ -1,5 +1,5 @@
-//! The volumes that were made with their disks ([`volume`](super::volume)): which there are, and how one is removed. It takes
-//! the proof that nobody holds it, as for the volumes of pools.
+//! Volumes that were created together with their disks ([`volume`](super::volume)): listing and removal. Like a
+//! volume of a pool, one is removed only on proof that it is not in use.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -15,7 +15,7 @@ use crate::sys::directory::{Directory, Entry};
 
 const FORMATS: [Format; 2] = [Format::Raw, Format::Qcow2];
 
-/// The file of a volume.
+/// File of a volume.
 struct Kept {
     folder: PathBuf,
     directory: Directory,
@@ -23,11 +23,11 @@ struct Kept {
 }
 
 impl Kept {
-    /// The volume of a VM with this serial number, if there is one. Blocks.
+    /// Finds the volume of a VM with this serial number. Blocks.
     fn find(root: &Path, vm: &str, serial: &str) -> io::Result<Option<Self>> {
         let mut parts = Path::new(vm).components();
         let (Some(Component::Normal(_)), None) = (parts.next(), parts.next()) else { return Ok(None) };
-        // As QEMU is told of it.
+        // Resolve links, because QEMU was given the resolved path.
         let folder = match root.join(vm).canonicalize() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             folder => folder?,
@@ -46,12 +46,12 @@ impl Kept {
         self.folder.join(&self.file_name)
     }
 
-    /// Whether anybody has it open. Blocks.
+    /// Determines whether any process has it open. Blocks.
     fn look(&self) -> io::Result<Use> {
         claim::look(|| self.directory.file(&self.file_name, false))
     }
 
-    /// Removes it, which nobody opens meanwhile where `found` is a claim. Blocks.
+    /// Removes the volume. If `found` is a claim, no process can open the file meanwhile. Blocks.
     fn remove(&self, found: Use) -> io::Result<()> {
         self.directory.remove(&self.file_name)?;
         drop(found);
@@ -60,7 +60,7 @@ impl Kept {
 }
 
 impl Hotplug {
-    /// See [`Disks::volumes`](super::super::super::disks::Disks::volumes).
+    /// Lists the volumes; see [`Disks::volumes`](super::super::super::disks::Disks::volumes).
     pub(super) async fn kept(self, vm: Option<String>) -> Result<Vec<DiskVolume>, DiskError> {
         let root = self.files.volumes().to_owned();
         let listed = self.files.in_volumes(move || list(&root, vm.as_deref())).await?;
@@ -68,7 +68,7 @@ impl Hotplug {
             .map_err(|error| DiskError::System("list the volumes in", self.files.volumes().to_owned(), error))
     }
 
-    /// See [`Disks::remove_volume`](super::super::super::disks::Disks::remove_volume).
+    /// Removes a volume; see [`Disks::remove_volume`](super::super::super::disks::Disks::remove_volume).
     pub(super) async fn remove_kept(self, vm: String, serial: String) -> Result<bool, DiskError> {
         let known = self.vms.borrow().get(&vm).cloned().flatten();
         let _turn = known.as_ref().map(|known| known.turn(&serial)).transpose()?;
@@ -113,7 +113,7 @@ impl Hotplug {
     }
 }
 
-/// That somebody holds it, or may.
+/// Returns the error for a volume that is, or may be, in use.
 fn held(holder: Holder, file: &Path) -> DiskError {
     let file = file.display();
     match holder {
@@ -125,7 +125,7 @@ fn held(holder: Holder, file: &Path) -> DiskError {
     }
 }
 
-/// What is below the folder of all volumes. Blocks.
+/// Lists the contents of the directory of all volumes. Blocks.
 fn list(root: &Path, vm: Option<&str>) -> io::Result<Vec<DiskVolume>> {
     let root = match root.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -149,7 +149,7 @@ fn list(root: &Path, vm: Option<&str>) -> io::Result<Vec<DiskVolume>> {
     Ok(all)
 }
 
-/// A file of that name, if it is a volume.
+/// Describes the file with that name, if it is a volume.
 fn describe(directory: &Directory, folder: &Path, vm: &str, file_name: &str) -> Option<DiskVolume> {
     let (serial, ending) = naming::serial_of(file_name)?;
     let format = FORMATS.into_iter().find(|format| format.name() == ending)?;

@@ -6,16 +6,18 @@
 //!                                               │                  │
 //!  volume ◀─────────────────────────────────────┘◀─────────────────┘
 //!                        blockdev-del              device_del, and the
-//!                                                  guest lets go           (detach)
+//!                                                  guest releases it        (detach)
 //! ```
 //!
-//! Nothing is remembered here. What there is, is asked of QEMU each time (`seen`), and found again by names made of
-//! the serial number ([`naming`]); so an operation that was cut short anywhere is repeated, and goes on from there.
-//! A node without a device is what an operation left that was cut short, or a guest that let go late: [`Vm::sweep`]
-//! closes it when the connection to QEMU begins, and whenever a device of ours is gone.
+//! No state is stored here. The present state is read from QEMU for each operation (`seen`), and disks are
+//! found by names made from the serial number ([`naming`]). An operation that was interrupted at any point can
+//! therefore be repeated, and continues from there. A node without a device is a leftover of an interrupted
+//! operation, or of a guest that released the device late: [`Vm::sweep`] closes it when the connection to QEMU
+//! begins, and whenever one of guestlet's devices has been removed.
 //!
-//! One file for each thing that can be done: `attach`, `detach`; a resize is one command. `files` does what may hang, `authority`
-//! asks who has an image, `kept` removes volumes, and `io_errors` keeps what could not be read or written.
+//! There is one file per operation: `attach` and `detach`; a resize is a single command. `files` runs
+//! operations that may hang, `authority` finds out which VM has an image open, `kept` removes volumes, and
+//! `io_errors` records failed disk requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -48,7 +50,7 @@ pub(super) mod volume;
 use files::Files;
 use seen::Seen;
 
-/// The VMs of the list; nothing for one without a QMP socket.
+/// VMs of the list by name; `None` for one without a QMP socket.
 pub type Vms = BTreeMap<String, Option<Arc<Vm>>>;
 
 /// Plugs disks into the VMs of the list.
@@ -58,36 +60,37 @@ pub struct Hotplug {
     files: Files,
 }
 
-/// One VM into which disks are plugged.
+/// VM into which disks can be plugged.
 #[derive(Debug)]
 pub struct Vm {
     name: String,
     uuid: String,
     pub(super) link: Link,
     children: Children,
-    /// Held by who makes or closes nodes, so that a node on its way to a device is never taken for a leftover.
+    /// Held while nodes are created or closed, so that a node whose device is being created is never taken for a
+    /// leftover.
     changing: Mutex<()>,
-    /// Serial numbers with an operation under way.
+    /// Serial numbers with an operation in progress.
     busy: Turns<String>,
 }
 
-/// What there is for disks of one kind in a VM.
+/// Present and possible disks of one kind in a VM.
 #[derive(Debug)]
 pub struct Places {
-    /// Serial numbers of the disks of ours that are plugged.
+    /// Serial numbers of the plugged disks of guestlet's.
     pub ours: BTreeSet<String>,
-    /// How many more can be plugged.
+    /// Number of further disks that can be plugged.
     pub free: usize,
 }
 
-/// The right to work on one disk, until it is dropped.
+/// Exclusive right to work on one disk, until it is dropped.
 struct Turn {
     vm: Arc<Vm>,
     _turn: turns::Turn<String>,
 }
 
 impl Vm {
-    /// A VM of this UUID that is asked through `link`; operations run as `children`.
+    /// Creates a VM with this UUID that is queried through `link`; operations run as `children`.
     pub fn new(name: String, uuid: String, link: Link, children: Children) -> Self {
         Self { name, uuid, link, children, changing: Mutex::default(), busy: Turns::default() }
     }
@@ -97,7 +100,7 @@ impl Vm {
         Ok(Turn { vm: Arc::clone(self), _turn: turn })
     }
 
-    /// Closes nodes of ours that have no device, whenever there may be one, until the monitor ends.
+    /// Closes the nodes of guestlet's that have no device, whenever there may be some, until the monitor ends.
     pub async fn sweep(self: Arc<Self>) {
         let mut notices = self.link.notices();
         loop {
@@ -142,8 +145,8 @@ impl Vm {
         if size < found {
             return Err(DiskError::Shrinks { serial: serial.to_owned(), found });
         }
-        // QEMU makes the file larger too, and tells the guest. Also for a size that it has already: a device of the host
-        // may have grown before, and an attempt before may have ended before the guest was told.
+        // QEMU also expands the file and notifies the guest. This is done even if the size is unchanged: a host device
+        // may have grown before, and an earlier attempt may have ended before the guest was notified.
         let arguments = json!({ "node-name": disk.node.name, "size": size });
         self.link.call("block_resize", arguments).await?;
         tracing::info!(vm = self.name, serial, size, "resized a disk");
@@ -151,14 +154,14 @@ impl Vm {
         Ok(seen.describe(seen.ours(serial)?))
     }
 
-    /// What is plugged and what is free at one moment: a disk that came or went between two looks would be counted twice,
-    /// or not at all.
+    /// Returns the plugged disks and the free places at one moment: a disk that is plugged or unplugged between two
+    /// separate readings would be counted twice or not at all.
     async fn room(&self, bus: Bus) -> Result<Places, DiskError> {
         let _changing = self.changing.lock().await;
         let mut ours = self.ours_on(bus).await?;
         loop {
             let free = place::free(&self.link, bus).await?;
-            // Nothing is plugged meanwhile, but a guest lets go of a disk when it likes.
+            // The lock keeps disks from being plugged meanwhile, but a guest may release one at any time.
             let after = self.ours_on(bus).await?;
             if after == ours {
                 return Ok(Places { ours, free });
@@ -179,7 +182,7 @@ impl Vm {
 }
 
 impl Hotplug {
-    /// For these VMs, with volumes in that folder.
+    /// Creates the hot-plugging of these VMs, with volumes in that directory.
     pub fn new(vms: watch::Receiver<Vms>, volumes: PathBuf) -> Self {
         Self { vms, files: Files::new(volumes) }
     }
@@ -192,12 +195,13 @@ impl Hotplug {
         self.vms.borrow().get(name).ok_or(DiskError::UnknownVm)?.clone().ok_or_else(no_socket)
     }
 
-    /// How many disks of this kind of ours a VM has, and can have besides.
+    /// Returns the disks of this kind that guestlet has plugged into a VM, and the number that can be added.
     pub fn room(&self, vm: &str, bus: Bus) -> Answer<Places> {
         self.begin(vm, move |vm| async move { vm.room(bus).await })
     }
 
-    /// Closes the block node that is left of a disk with this serial number; whether there was one that no device used.
+    /// Closes the leftover block node of a disk with this serial number; returns whether there was one without a
+    /// device.
     pub fn close_left(&self, vm: &str, serial: String) -> Answer<bool> {
         self.begin(vm, move |vm| async move {
             let turn = vm.turn(&serial)?;
@@ -205,12 +209,12 @@ impl Hotplug {
         })
     }
 
-    /// Who runs the VM's QEMU, if that is known.
+    /// Returns the user and group of the VM's QEMU, if known.
     pub fn owner(&self, vm: &str) -> Option<Owner> {
         self.vm(vm).ok()?.link.owner()
     }
 
-    /// Runs an operation that goes on when nobody waits for it any more.
+    /// Runs an operation that continues even if its caller stops waiting for it.
     fn begin<T: Send + 'static, F>(&self, vm: &str, operation: impl FnOnce(Arc<Vm>) -> F) -> Answer<T>
     where
         F: Future<Output = Result<T, DiskError>> + Send + 'static,

@@ -1,14 +1,14 @@
-//! What QEMU calls our disks: names made of nothing but the serial number, so that they are found again after any
-//! crash. Pure.
+//! QEMU's names of guestlet's disks. They are made from the serial number alone, so that the disks are found
+//! again after any crash. Pure.
 
-/// Ours begin with this.
+/// Prefix of guestlet's names.
 const PREFIX: &str = "guestlet-";
-/// Digits behind it. QEMU takes node names of 31 bytes.
+/// Number of digits after the prefix. QEMU limits node names to 31 bytes.
 const DIGITS: usize = 20;
 
-/// The identifier of the device, and the name of the block node, of the disk with this serial number. A serial
-/// number may have characters that identifiers may not, and more of them, so this is a digest (FNV-1a, 128 bits, of
-/// which 80 are taken); the serial number itself is read back from the device.
+/// Returns the identifier of the device, and name of the block node, of the disk with this serial number. A
+/// serial number may be longer than identifiers and contain other characters, so this is a digest (80 bits of
+/// the 128-bit FNV-1a); the serial number itself is read back from the device.
 pub fn name(serial: &str) -> String {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -16,15 +16,15 @@ pub fn name(serial: &str) -> String {
     format!("{PREFIX}{:0DIGITS$x}", digest >> 48)
 }
 
-/// Whether it could be a name that we gave.
+/// Reports whether guestlet could have given this name.
 pub fn is_ours(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|digits| {
         digits.len() == DIGITS && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     })
 }
 
-/// The name of the VM's volume file with this serial number: what is special in names of files is written as `%` and
-/// two digits.
+/// Returns the file name of the VM's volume with this serial number: characters that are special in file names
+/// are written as `%` and two digits.
 pub fn file_name(serial: &str, ending: &str) -> String {
     let mut name = String::new();
     for (at, byte) in serial.bytes().enumerate() {
@@ -41,7 +41,7 @@ pub fn file_name(serial: &str, ending: &str) -> String {
     name + "." + ending
 }
 
-/// The serial number of which [`file_name`] makes this, and the ending.
+/// Returns the serial number from which [`file_name`] made this name, and the extension.
 pub fn serial_of(file_name: &str) -> Option<(String, &str)> {
     let (name, ending) = file_name.rsplit_once('.')?;
     let mut serial = Vec::new();
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn names_stay_what_they_are() {
-        // Another digest would orphan what runs already.
+        // With a different digest, disks that are plugged at an upgrade would be orphaned.
         assert_eq!(name("data-1"), "guestlet-6e5ba4b5473c64bf6f06");
         assert!(name("data-1").len() <= 31);
         assert_ne!(name("data-1"), name("data-2"));

@@ -1,7 +1,7 @@
-//! Where in a VM a disk can be plugged: what QEMU's object tree says of its controllers and ports.
+//! Places in a VM where a disk can be plugged, taken from the controllers and ports in QEMU's object tree.
 //!
-//! The object tree is right at any time; `query-pci` tells what is behind a port only once the guest has numbered
-//! the buses.
+//! The object tree is accurate at any time, whereas `query-pci` shows the devices behind a port only after the
+//! guest has enumerated the buses.
 
 use serde_json::{Value, json};
 
@@ -9,15 +9,15 @@ use super::super::super::disks::{Bus, DiskError};
 use super::super::link::{CallError, Link};
 use super::seen::{PERIPHERAL, properties};
 
-/// Devices without an identifier are below this.
+/// QOM path of the devices without an identifier.
 const ANONYMOUS: &str = "/machine/peripheral-anon";
-/// Targets of a virtio-scsi controller.
+/// Number of targets of a virtio-scsi controller.
 const TARGETS: usize = 256;
 
-/// The QEMU name of the bus on which a disk of this kind has room.
+/// Finds a bus with a free place for a disk of this kind, and returns its QEMU name.
 ///
 /// # Errors
-/// If there is none.
+/// If there is no free place.
 pub async fn find(link: &Link, bus: Bus) -> Result<String, DiskError> {
     match bus {
         Bus::Scsi => controller(link).await,
@@ -25,10 +25,10 @@ pub async fn find(link: &Link, bus: Bus) -> Result<String, DiskError> {
     }
 }
 
-/// How many more disks of this kind there is room for.
+/// Returns the number of free places for disks of this kind.
 ///
 /// # Errors
-/// If QEMU does not say, or has nothing for such disks.
+/// If QEMU does not answer, or has no controller or port for such disks.
 pub async fn free(link: &Link, bus: Bus) -> Result<usize, DiskError> {
     match bus {
         Bus::Scsi => {
@@ -39,7 +39,7 @@ pub async fn free(link: &Link, bus: Bus) -> Result<usize, DiskError> {
     }
 }
 
-/// The virtio-scsi controller with the fewest disks.
+/// Returns the virtio-scsi controller with the fewest disks.
 async fn controller(link: &Link) -> Result<String, DiskError> {
     match controllers(link).await?.into_iter().min_by_key(|(_, count)| *count) {
         None => Err(no_controller()),
@@ -48,7 +48,7 @@ async fn controller(link: &Link) -> Result<String, DiskError> {
     }
 }
 
-/// The buses of the virtio-scsi controllers, and how many disks are on each.
+/// Returns the buses of the virtio-scsi controllers, with the number of disks on each.
 async fn controllers(link: &Link) -> Result<Vec<(String, usize)>, DiskError> {
     let mut found = Vec::new();
     for controller in of_kinds(link, |kind| kind.starts_with("virtio-scsi-")).await? {
@@ -57,27 +57,27 @@ async fn controllers(link: &Link) -> Result<Vec<(String, usize)>, DiskError> {
     Ok(found)
 }
 
-/// The VM has none for the scsi bus.
+/// Returns the error for a VM without a virtio-scsi controller.
 pub fn no_controller() -> DiskError {
     let words =
         "the VM has no virtio-scsi controller; give QEMU -device virtio-scsi-pci, or use the virtio bus";
     DiskError::NoController(words.to_owned())
 }
 
-/// A port with nothing in it.
+/// Returns an empty port.
 async fn port(link: &Link) -> Result<String, DiskError> {
     let words = "the VM has no free PCI Express root port; give QEMU more -device pcie-root-port, or use the scsi bus";
     ports(link, 1).await?.pop().ok_or_else(|| DiskError::NoPort(words.to_owned()))
 }
 
-/// The buses of the first ports with nothing in them, `most` at most: each takes several questions.
+/// Returns the buses of the first empty ports, at most `most` because each takes several queries.
 async fn ports(link: &Link, most: usize) -> Result<Vec<String>, DiskError> {
     let mut free = Vec::new();
     for port in of_kinds(link, |kind| matches!(kind, "pcie-root-port" | "ioh3420")).await? {
         let pluggable = link.call("qom-get", json!({ "path": port, "property": "hotplug" })).await;
         match pluggable {
             Ok(Value::Bool(false)) => continue,
-            // Those that do not know the property can all be plugged.
+            // Ports without the property always support hot-plug.
             Ok(_) | Err(CallError::Refused { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -91,7 +91,7 @@ async fn ports(link: &Link, most: usize) -> Result<Vec<String>, DiskError> {
     Ok(free)
 }
 
-/// The paths of all devices whose type is wanted.
+/// Returns the paths of all devices of the wanted types.
 async fn of_kinds(link: &Link, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, DiskError> {
     let mut paths = Vec::new();
     for folder in [PERIPHERAL, ANONYMOUS] {
@@ -99,12 +99,12 @@ async fn of_kinds(link: &Link, wanted: impl Fn(&str) -> bool) -> Result<Vec<Stri
         let devices = list.iter().filter(|one| one.child().is_some_and(&wanted));
         paths.extend(devices.map(|one| format!("{folder}/{}", one.name)));
     }
-    // Ports in the order of their names, whatever order QEMU keeps them in.
+    // Sort the ports by name, because QEMU's order is not defined.
     paths.sort();
     Ok(paths)
 }
 
-/// The names of the buses of that type that a device has, and how many devices are on each.
+/// Returns the buses of this type that a device has, with the number of devices on each.
 async fn buses(link: &Link, device: &str, kind: &str) -> Result<Vec<(String, usize)>, DiskError> {
     let mut found = Vec::new();
     for bus in properties(link, device).await? {

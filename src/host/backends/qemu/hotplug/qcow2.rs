@@ -1,4 +1,4 @@
-//! An empty image in QEMU's format qcow2, version 3, as its specification describes it. Pure.
+//! Empty image in QEMU's format qcow2, version 3, according to its specification. Pure.
 //!
 //! ```text
 //! cluster 0   header
@@ -7,26 +7,26 @@
 //! cluster 3…  first-level table: all zero, that is, nothing is allocated
 //! ```
 
-/// Bytes of a cluster, as a power of two.
+/// Size of a cluster in bytes, as a power of two.
 const CLUSTER_BITS: u32 = 16;
 const CLUSTER: u64 = 1 << CLUSTER_BITS;
-/// Bytes of the disk that one entry of the first-level table stands for: a cluster full of 8-byte entries, each of
-/// which stands for a cluster.
+/// Size in bytes of the part of the disk that one entry of the first-level table covers: a cluster full of
+/// 8-byte entries, each of which covers one cluster.
 const BYTES_PER_ENTRY: u64 = CLUSTER / 8 * CLUSTER;
 const MAGIC: u32 = 0x5146_49fb;
-/// Where the size of the disk is in the header.
+/// Offset of the disk's size in the header.
 const SIZE_AT: usize = 24;
 
-/// The bytes of an image file.
+/// Contents of an empty image file.
 #[derive(Debug)]
 pub struct Empty {
-    /// Those it begins with; zeros follow.
+    /// First bytes of the file; the rest is zeros.
     pub start: Vec<u8>,
-    /// How many there are in all.
+    /// Total length in bytes.
     pub length: u64,
 }
 
-/// An image of an empty disk of `size` bytes, a multiple of 512.
+/// Builds the image of an empty disk of `size` bytes, a multiple of 512.
 pub fn empty(size: u64) -> Empty {
     let entries = size.div_ceil(BYTES_PER_ENTRY);
     let table_clusters = (entries * 8).div_ceil(CLUSTER).max(1);
@@ -35,25 +35,25 @@ pub fn empty(size: u64) -> Empty {
     let mut number = |number: u64, width: usize| start.extend_from_slice(&number.to_be_bytes()[8 - width..]);
     number(MAGIC.into(), 4);
     number(3, 4);
-    // No backing file: offset and length of its name.
+    // Backing file, offset and length of its name: none.
     number(0, 8);
     number(0, 4);
     number(CLUSTER_BITS.into(), 4);
     number(size, 8);
-    // Not encrypted.
+    // Encryption method: none.
     number(0, 4);
     number(entries, 4);
     number(3 * CLUSTER, 8);
     number(CLUSTER, 8);
     number(1, 4);
-    // No snapshots: how many, and where.
+    // Snapshots, number and offset: none.
     number(0, 4);
     number(0, 8);
-    // No feature that others have to know: incompatible, compatible, to be cleared.
+    // Feature bits, incompatible, compatible and autoclear: none.
     number(0, 8);
     number(0, 8);
     number(0, 8);
-    // Reference counts have 2 to the power of 4 bits; the header has 104 bytes, and no extension follows.
+    // Reference counts of 2 to the power of 4 bits; a header of 104 bytes, without extensions.
     number(4, 4);
     number(104, 4);
     let at = |cluster: u64| usize::try_from(cluster * CLUSTER).unwrap_or(usize::MAX);
@@ -66,7 +66,7 @@ pub fn empty(size: u64) -> Empty {
     Empty { start, length: clusters * CLUSTER }
 }
 
-/// The size of the disk in an image that begins like this.
+/// Returns the size of the disk in an image that begins with this header.
 pub fn size(header: &[u8]) -> Option<u64> {
     let magic = header.get(..4)?;
     let size = header.get(SIZE_AT..SIZE_AT + 8)?;

@@ -1,4 +1,4 @@
-//! What QEMU says of a VM's disks: asked anew for every operation, since nothing about them is remembered.
+//! QEMU's view of a VM's disks, read again for every operation because no state about them is stored.
 
 use std::collections::BTreeMap;
 
@@ -10,60 +10,60 @@ use super::super::super::disks::{AttachedDisk, Bus, DiskError};
 use super::super::link::{CallError, Link};
 use super::naming;
 
-/// Devices that have an identifier are below this.
+/// QOM path of the devices with an identifier.
 pub const PERIPHERAL: &str = "/machine/peripheral";
-/// Bytes of a serial number that QEMU's SCSI disks show as that.
+/// Number of bytes of a serial number that QEMU's SCSI disks show as such, in page 80h.
 const PAGE_80: usize = 36;
 
-/// What there is.
+/// Devices, nodes and disks of a VM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Devices that have an identifier: their QOM types.
+    /// QOM types of the devices with an identifier.
     pub devices: BTreeMap<String, String>,
-    /// Named block nodes.
+    /// Named block nodes, by name.
     pub nodes: BTreeMap<String, Node>,
-    /// Disks that a guest sees.
+    /// Disks that the guest sees.
     pub disks: Vec<Disk>,
 }
 
-/// A block node.
+/// Named block node.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Node {
-    /// Its name.
+    /// Node name.
     #[serde(rename = "node-name", default)]
     pub name: String,
-    /// What is behind it.
+    /// Backing file or device.
     pub file: String,
-    /// How that is read.
+    /// Format driver.
     #[serde(rename = "drv")]
     pub format: String,
-    /// It cannot be written.
+    /// True if it is read-only.
     #[serde(rename = "ro")]
     pub read_only: bool,
-    /// What it looks like.
+    /// Image information.
     pub image: Image,
 }
 
-/// What a block node looks like.
+/// Image information of a block node.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Image {
-    /// Bytes.
+    /// Virtual size in bytes.
     #[serde(rename = "virtual-size")]
     pub size: u64,
 }
 
-/// A disk that a guest sees.
+/// Disk that the guest sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// The identifier or the QOM path of its device.
+    /// Identifier or QOM path of its device.
     pub device: String,
-    /// In full, also where a guest reads more of it than QEMU's property of this name has; may be empty.
+    /// Full serial number, even if QEMU's property of this name has less of it than a guest can read; may be empty.
     pub serial: String,
-    /// What is behind it.
+    /// Block node that backs it.
     pub node: Node,
 }
 
-/// One entry of `query-block`.
+/// Entry in the result of `query-block`.
 #[derive(Deserialize)]
 struct Block {
     qdev: Option<String>,
@@ -72,18 +72,18 @@ struct Block {
     io_status: Option<String>,
 }
 
-/// One property that `qom-list` tells.
+/// Property in the result of `qom-list`.
 #[derive(Debug, Deserialize)]
 pub struct Property {
-    /// Its name.
+    /// Name of the property.
     pub name: String,
-    /// Such as `child<scsi-hd>`.
+    /// Type of the property, such as `child<scsi-hd>`.
     #[serde(rename = "type")]
     pub kind: String,
 }
 
 impl Property {
-    /// The type of the object that it owns, if it owns one.
+    /// Returns the type of the child object, if the property is one.
     pub fn child(&self) -> Option<&str> {
         self.kind.strip_prefix("child<")?.strip_suffix('>')
     }
@@ -98,7 +98,7 @@ impl From<CallError> for DiskError {
     }
 }
 
-/// Runs a command and understands its answer.
+/// Runs a command and parses its answer.
 pub async fn ask<T: DeserializeOwned>(
     link: &Link,
     command: &'static str,
@@ -112,7 +112,7 @@ fn strange(command: &str) -> DiskError {
     DiskError::Strange(format!("QEMU's answer to {command} is not understood"))
 }
 
-/// The properties of an object; none if there is no such object.
+/// Returns the properties of an object; empty if the object does not exist.
 pub async fn properties(link: &Link, path: &str) -> Result<Vec<Property>, DiskError> {
     match link.call("qom-list", json!({ "path": path })).await {
         Ok(list) => serde_json::from_value(list).map_err(|_| strange("qom-list")),
@@ -121,7 +121,7 @@ pub async fn properties(link: &Link, path: &str) -> Result<Vec<Property>, DiskEr
     }
 }
 
-/// A text that a device has; empty if it has none.
+/// Returns a text property of a device; empty if the device does not have it.
 async fn property(link: &Link, path: &str, name: &str) -> Result<String, DiskError> {
     match link.call("qom-get", json!({ "path": path, "property": name })).await {
         Ok(Value::String(text)) => Ok(text),
@@ -131,17 +131,17 @@ async fn property(link: &Link, path: &str, name: &str) -> Result<String, DiskErr
     }
 }
 
-/// What a SCSI disk shows of a serial number as that.
+/// Returns the part of a serial number that a SCSI disk shows as its serial number, in page 80h.
 pub fn page80(serial: &str) -> &str {
     serial.get(..PAGE_80).unwrap_or(serial)
 }
 
-/// The serial number, which goes on in what page 83h shows if that has the same beginning.
+/// Returns the full serial number: that of page 83h, if the two begin alike.
 fn whole(serial: String, device_id: String) -> String {
     if page80(&device_id) == serial { device_id } else { serial }
 }
 
-/// The serial number of the disk that is this device, in full; empty if it has none.
+/// Returns the full serial number of the disk that is this device; empty if it has none.
 pub async fn serial(link: &Link, device: &str) -> Result<String, DiskError> {
     let path = if device.starts_with('/') { device.to_owned() } else { format!("{PERIPHERAL}/{device}") };
     let serial = property(link, &path, "serial").await?;
@@ -151,36 +151,37 @@ pub async fn serial(link: &Link, device: &str) -> Result<String, DiskError> {
     Ok(serial)
 }
 
-/// The identifier in what QEMU calls a device; all of it if it has none, which is never an identifier.
+/// Returns the identifier in QEMU's name of a device; the whole name, which is never an identifier, if it has
+/// none.
 pub fn identifier(device: &str) -> &str {
     let path = device.strip_prefix(PERIPHERAL).and_then(|rest| rest.strip_prefix('/'));
     path.map_or(device, |rest| rest.split('/').next().unwrap_or(rest))
 }
 
-/// The part of the serial number of a device that a guest can read.
+/// Returns the part of a device's serial number that a guest can read.
 pub fn visible<'s>(device: &str, serial: &'s str) -> &'s str {
     serial.get(..bus_at(device).longest_serial()).unwrap_or(serial)
 }
 
 fn bus_at(device: &str) -> Bus {
-    // Only virtio-blk has its block backend in a device below the one with the identifier.
+    // Only virtio-blk has its block backend in a child of the device with the identifier.
     if device.ends_with("/virtio-backend") { Bus::VirtioBlk } else { Bus::Scsi }
 }
 
-/// Devices that have an identifier.
+/// Reads the devices with an identifier.
 pub async fn devices(link: &Link) -> Result<BTreeMap<String, String>, DiskError> {
     let list = properties(link, PERIPHERAL).await?;
     let children = list.into_iter().filter_map(|one| Some((one.child()?.to_owned(), one.name)));
     Ok(children.map(|(kind, name)| (name, kind)).collect())
 }
 
-/// Named block nodes.
+/// Reads the named block nodes.
 pub async fn nodes(link: &Link) -> Result<BTreeMap<String, Node>, DiskError> {
     let list: Vec<Node> = ask(link, "query-named-block-nodes", json!({ "flat": true })).await?;
     Ok(list.into_iter().map(|node| (node.name.clone(), node)).collect())
 }
 
-/// The block nodes because of which the VM stands still, and whether that is for want of room.
+/// Returns the block nodes that have stopped the VM, and for each whether it was for lack of space.
 pub async fn failed(link: &Link) -> Result<Vec<(String, bool)>, DiskError> {
     let blocks: Vec<Block> = ask(link, "query-block", Value::Null).await?;
     let failed = |block: Block| {
@@ -191,10 +192,10 @@ pub async fn failed(link: &Link) -> Result<Vec<(String, bool)>, DiskError> {
 }
 
 impl Seen {
-    /// Asks QEMU.
+    /// Reads the present state from QEMU.
     ///
     /// # Errors
-    /// If it does not answer, or not as expected.
+    /// If QEMU does not answer, or its answer cannot be parsed.
     pub async fn read(link: &Link) -> Result<Self, DiskError> {
         let (devices, nodes) = (devices(link).await?, nodes(link).await?);
         let blocks: Vec<Block> = ask(link, "query-block", Value::Null).await?;
@@ -207,19 +208,19 @@ impl Seen {
         Ok(Self { devices, nodes, disks })
     }
 
-    /// The disk whose device has this identifier.
+    /// Returns the disk whose device has this identifier.
     pub fn disk(&self, identifier: &str) -> Option<&Disk> {
         self.disks.iter().find(|disk| disk.identifier() == identifier)
     }
 
-    /// The disk of another identifier with this serial number.
+    /// Returns the disk with this serial number but a different identifier.
     fn other_with(&self, serial: &str, identifier: &str) -> Option<&Disk> {
         let alike = |disk: &&Disk| disk.identifier() != identifier && disk.visible_serial() == serial;
         self.disks.iter().find(alike)
     }
 
-    /// The disk of another identifier that a guest may take for one on `bus` with this serial number: one of the two is
-    /// all that can be read of the other in one place.
+    /// Returns a disk with a different identifier that a guest may confuse with one on `bus` with this serial
+    /// number, because somewhere only a common part of the two serial numbers can be read.
     pub fn confusable(&self, serial: &str, bus: Bus, identifier: &str) -> Option<&Disk> {
         let shown = if bus == Bus::Scsi { page80(serial) } else { serial };
         self.other_with(serial, identifier).or_else(|| {
@@ -232,10 +233,10 @@ impl Seen {
         })
     }
 
-    /// Ours with this serial number.
+    /// Returns guestlet's disk with this serial number.
     ///
     /// # Errors
-    /// If there is none, or one that is not ours.
+    /// If there is no such disk, or it is not guestlet's.
     pub fn ours(&self, serial: &str) -> Result<&Disk, DiskError> {
         let name = naming::name(serial);
         match (self.disk(&name), self.other_with(serial, &name)) {
@@ -247,7 +248,7 @@ impl Seen {
         }
     }
 
-    /// A disk as others are told of it.
+    /// Converts a disk for the answer to a client.
     pub fn describe(&self, disk: &Disk) -> AttachedDisk {
         let kind = self.devices.get(disk.identifier()).map(String::as_str);
         let bus = kind.filter(|_| naming::is_ours(disk.identifier())).and_then(bus_of);
@@ -265,7 +266,7 @@ impl Seen {
 }
 
 impl Disk {
-    /// The identifier of its device; what a device without one has instead is never an identifier.
+    /// Returns the identifier of its device; if the device has none, a text that is never an identifier.
     pub fn identifier(&self) -> &str {
         identifier(&self.device)
     }
@@ -274,13 +275,13 @@ impl Disk {
         bus_at(&self.device)
     }
 
-    /// The part of the serial number that a guest can read.
+    /// Returns the part of the serial number that a guest can read.
     fn visible_serial(&self) -> &str {
         visible(&self.device, &self.serial)
     }
 }
 
-/// On which bus a device of this QOM type is.
+/// Returns the bus of a device of this QOM type.
 pub fn bus_of(kind: &str) -> Option<Bus> {
     match kind {
         "scsi-hd" => Some(Bus::Scsi),
@@ -319,7 +320,7 @@ mod tests {
         let (first, own) = (|| page80(long).to_owned(), |text: &str| text.to_owned());
         assert_eq!(first().len(), 36);
         assert_eq!(whole(first(), own(long)), long);
-        // The aliases of others say something else.
+        // The aliases of other programs' disks do not continue the serial number.
         assert_eq!(whole(first(), own("ua-volume")), first());
         assert_eq!(whole(first(), String::new()), first());
         assert_eq!(page80("short"), "short");

@@ -1,5 +1,5 @@
-//! Volumes: image files of the backend's own, one folder for each VM, one file for each serial number. They are made
-//! when a disk is attached with a size, and stay when it is detached.
+//! Volumes: the backend's own image files, with one directory per VM and one file per serial number. They are
+//! created when a disk is attached with a size, and stay when it is detached.
 //!
 //! ```text
 //! <volumes-dir>/<vm>/<serial>.raw      sparse
@@ -17,34 +17,34 @@ use super::super::super::disks::{DiskError, Format};
 use super::super::link::Owner;
 use super::{naming, qcow2};
 
-/// The largest size of a volume, in bytes: 64 TiB.
+/// Maximum size of a volume in bytes: 64 TiB.
 const LARGEST: u64 = 64 << 40;
-/// Sizes are multiples of it.
+/// Unit of sizes in bytes.
 const SECTOR: u64 = 512;
-/// QEMU may go through folders, and see no names in them.
+/// Mode of the directories: QEMU may traverse them but not list their names.
 const FOLDER: u32 = 0o711;
 
-/// A volume to be.
+/// Volume to be created.
 #[derive(Debug, Clone)]
 pub struct Volume {
-    /// All volumes are below it.
+    /// Directory of all volumes.
     pub root: PathBuf,
-    /// Whose.
+    /// Name of the VM.
     pub vm: String,
-    /// Which.
+    /// Serial number of the disk.
     pub serial: String,
-    /// How it is kept.
+    /// Format of the image.
     pub format: Format,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// QEMU's user, if it is known.
+    /// User and group that QEMU runs as, if known.
     pub owner: Option<Owner>,
 }
 
-/// Checks a size that a disk is to have.
+/// Checks the requested size of a disk.
 ///
 /// # Errors
-/// If no disk can have it.
+/// If no disk can have this size.
 pub fn check_size(size: u64) -> Result<(), DiskError> {
     if size == 0 || size > LARGEST {
         return Err(DiskError::Size(format!("{size}: a disk has 512 bytes to 64 TiB")));
@@ -56,7 +56,7 @@ pub fn check_size(size: u64) -> Result<(), DiskError> {
 }
 
 impl Volume {
-    /// Where it is.
+    /// Returns the path of the image.
     pub fn path(&self) -> PathBuf {
         self.path_as(self.format)
     }
@@ -65,11 +65,12 @@ impl Volume {
         self.root.join(&self.vm).join(naming::file_name(&self.serial, format.name()))
     }
 
-    /// Makes it, if it is not there. A file appears under its name whole or not at all: a run that was killed leaves
-    /// at most a file that ends with `.new`, which the next run replaces. Says whether it was made. Blocks.
+    /// Creates the volume, if it does not exist; returns whether it was created. The file appears under its name
+    /// complete or not at all: a killed process leaves at most a file that ends with `.new`, which the next attempt
+    /// replaces. Blocks.
     ///
     /// # Errors
-    /// If it is there with another size or format, or the system refuses.
+    /// If it exists with a different size or format, or the system refuses.
     pub fn provide(&self) -> Result<bool, DiskError> {
         let other = self.path_as(if self.format == Format::Raw { Format::Qcow2 } else { Format::Raw });
         if exists(&other)? {
@@ -96,7 +97,7 @@ impl Volume {
         Ok(true)
     }
 
-    /// Takes away what was just made, because nothing came to use it. Blocks.
+    /// Removes a volume that was just created, because it could not be attached. Blocks.
     pub fn unmake(&self) {
         if let Err(error) = std::fs::remove_file(self.path()) {
             tracing::warn!(path = %self.path().display(), %error, "an empty volume remains");
@@ -129,10 +130,10 @@ impl Volume {
     }
 }
 
-/// Bytes that a guest sees of an image.
+/// Returns the size in bytes that a guest sees of an image.
 ///
 /// # Errors
-/// If it cannot be read, or is not of that format.
+/// If the image cannot be read, or is not of that format.
 pub fn size_of(file: &mut File, format: Format) -> io::Result<u64> {
     match format {
         Format::Raw => Ok(file.metadata()?.len()),
@@ -148,16 +149,16 @@ fn exists(path: &Path) -> Result<bool, DiskError> {
     path.try_exists().map_err(|error| DiskError::System("look at", path.to_owned(), error))
 }
 
-/// Makes the folder and those above it, if they are not there.
+/// Creates the directory and its parents, if they do not exist.
 ///
 /// # Errors
-/// As mkdir(2) and chmod(2) give them.
+/// Those of mkdir(2) and chmod(2).
 pub fn make_folder(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(FOLDER).create(path)?;
-    // Whatever the umask.
+    // Set the mode explicitly, because the umask may have restricted it.
     std::fs::set_permissions(path, Permissions::from_mode(FOLDER))
 }
 

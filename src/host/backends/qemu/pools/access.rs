@@ -1,9 +1,10 @@
-//! The way to the pools for everybody else: what is known is answered at once, and what has to be done is done by the
-//! worker of the pool that it is about, within its patience.
+//! Access to the pools for the rest of the program: what is known is answered at once, and what has to be done
+//! is done by the worker of the pool concerned, within its timeout.
 //!
-//! Pools are opened, and their images looked at, when something is asked of any of them and it is due, beside whoever
-//! asks. Only a pool that is being opened for the first time is waited for by everybody, for a moment: its volumes are not known
-//! yet. While one is tried again that could not be opened, only those wait whose call is about it, or may be.
+//! Pools are opened and their images are checked, when this is due, on the occasion of a call to any of them,
+//! but in the background. Only a pool that is being opened for the first time delays all calls, for a short
+//! time, because its volumes are not known yet. While the opening of a pool is retried, only the calls that
+//! concern it, or may concern it, wait.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,14 +22,14 @@ use super::register::Register;
 use super::store::Store;
 use crate::supervise::Scope;
 
-/// How long things may take.
+/// Timeouts and intervals.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// Opening a pool, while everybody waits; less where the pool may not take so long for a call.
+    /// Maximum delay of all calls while a pool is being opened; less if the pool's own timeout is shorter.
     pub opening: Duration,
-    /// Between two attempts to open it.
+    /// Interval between two attempts to open it.
     pub again: Duration,
-    /// Between two looks at its images.
+    /// Interval between two checks of its images.
     pub check: Duration,
 }
 
@@ -38,29 +39,29 @@ const USUAL: Patience = Patience {
     check: Duration::from_secs(5),
 };
 
-/// The pools of the settings.
+/// Access to the pools of the settings.
 #[derive(Debug)]
 pub struct Access {
     store: Arc<Store>,
     patience: Patience,
-    /// A pool was opened or was not.
+    /// Notified when an attempt to open a pool has ended.
     opened: Arc<Notify>,
     scope: Scope,
 }
 
-/// What a call is about.
+/// Pools that a call concerns.
 #[derive(Debug, Clone, Copy)]
 enum About<'c> {
-    /// Whatever is known of all pools.
+    /// Known state of all pools.
     Known,
-    /// The pool of this class.
+    /// Pool of this class.
     Class(&'c str),
-    /// The volume of this identifier.
+    /// Volume with this identifier.
     Volume(&'c str),
 }
 
 impl<'c> About<'c> {
-    /// Whether it may be about a pool that is not open.
+    /// Reports whether the call may concern a pool that is not open.
     fn may_be_in_closed_pool(self, index: &Index) -> impl Fn(&Slot) -> bool + use<'c> {
         let is_anywhere = matches!(self, Self::Volume(id) if !index.is_in_open_pool(id));
         move |slot| match self {
@@ -71,7 +72,7 @@ impl<'c> About<'c> {
     }
 }
 
-/// A pool is being opened, until this is dropped.
+/// Attempt to open a pool, until it is dropped.
 struct Opening {
     store: Arc<Store>,
     path: PathBuf,
@@ -88,7 +89,7 @@ impl Drop for Opening {
     }
 }
 
-/// A pool's images are being looked at, until this is dropped.
+/// Check of a pool's images, until it is dropped.
 struct Checking {
     store: Arc<Store>,
     path: PathBuf,
@@ -104,18 +105,18 @@ impl Drop for Checking {
 }
 
 impl Access {
-    /// The pools of these settings, which are those of the register.
+    /// Creates access to the pools of these settings; the register says which pools they have to be.
     pub fn new(settings: watch::Receiver<Vec<Pool>>, register: Register) -> Self {
         Self::with(Store::new(settings, register), USUAL)
     }
 
-    /// With patience of one's own.
+    /// Creates access with these timeouts.
     pub fn with(store: Store, patience: Patience) -> Self {
         Self { store: Arc::new(store), patience, opened: Arc::default(), scope: Scope::new() }
     }
 
-    /// Begins what is due in each pool, and waits for those that are just being opened for the first time, or that the call is
-    /// about.
+    /// Starts what is due in each pool. Waits for the pools that are being opened for the first time, or that the
+    /// call concerns.
     async fn settle(&self, about: About<'_>) {
         let (mut to_open, mut to_check) = (Vec::new(), Vec::new());
         let is_due = |last: Option<Instant>, every| last.is_none_or(|last| last.elapsed() >= every);
@@ -138,7 +139,7 @@ impl Access {
             self.check(path, worker);
         }
         loop {
-            // Before it is looked, so that no news falls between.
+            // Subscribe before checking, so that no notification is missed.
             let news = self.opened.notified();
             let ends = |slot: &Slot| Some(slot.opening? + self.opening(&slot.pool));
             let end = {
@@ -154,7 +155,7 @@ impl Access {
         }
     }
 
-    /// How long everybody waits while a pool is being opened.
+    /// Returns the time for which all calls wait while a pool is being opened.
     fn opening(&self, pool: &Pool) -> Duration {
         self.patience.opening.min(pool.patience)
     }
@@ -163,7 +164,7 @@ impl Access {
         let store = Arc::clone(&self.store);
         let opening = Opening { store, path, opened: Arc::clone(&self.opened) };
         self.scope.children().spawn(async move {
-            // If it is late, it goes on, and what is kept by it says so.
+            // If this is late, it continues in the background, and until it ends the slot counts as being opened.
             if let Err(late) = worker.run(move || opening.store.open(&opening.path)).await {
                 tracing::warn!("cannot open a pool: {late}");
             }
@@ -178,7 +179,7 @@ impl Access {
             let mut after = None;
             loop {
                 let (store, path) = (Arc::clone(&store), path.clone());
-                // Others have their turn in between.
+                // One part at a time, so that other calls to the pool get their turn in between.
                 match worker.run(move || store.check(&path, after)).await {
                     Ok(Some(last)) => after = Some(last),
                     Ok(None) | Err(_) => return,
@@ -187,39 +188,40 @@ impl Access {
         });
     }
 
-    /// What `look` finds of the volumes of the pools that were opened, whatever they do now.
+    /// Returns the result of `look` on the known volumes of all opened pools, without waiting for their file
+    /// systems.
     pub async fn known<T>(&self, look: impl FnOnce(&Index) -> T) -> T {
         self.settle(About::Known).await;
         look(&self.store.index())
     }
 
-    /// What is known of the room in each pool, at once.
+    /// Returns the known sizes and free space of all pools, without waiting.
     pub fn rooms(&self) -> Vec<Room> {
         self.store.index().rooms()
     }
 
-    /// See [`Store::get`].
+    /// Returns a volume; see [`Store::get`].
     ///
     /// # Errors
-    /// As that.
+    /// The same.
     pub async fn get(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
         self.settle(About::Volume(id)).await;
         self.store.volume(id)
     }
 
-    /// See [`Store::entry`].
+    /// Returns an existing volume; see [`Store::entry`].
     ///
     /// # Errors
-    /// As that.
+    /// The same.
     pub async fn entry(&self, id: &str) -> Result<Entry, VolumeError> {
         self.settle(About::Volume(id)).await;
         self.store.entry(id)
     }
 
-    /// Does `work` in the pool of a class.
+    /// Runs `work` in the pool of a class.
     ///
     /// # Errors
-    /// As `work` gives them; and if the pool does not answer, in which case it may have begun.
+    /// Those of `work`; and if the pool does not answer, in which case the work may have begun.
     pub async fn in_class<T: Send + 'static>(
         &self,
         class: &str,
@@ -230,11 +232,11 @@ impl Access {
         self.at(path, work).await
     }
 
-    /// Does `work` in the pool of a volume.
+    /// Runs `work` in the pool of a volume.
     ///
     /// # Errors
-    /// As `work` gives them; and if there is no such volume, or the pool does not answer, in which case it may have
-    /// begun.
+    /// Those of `work`; and if there is no such volume, or the pool does not answer, in which case the work may
+    /// have begun.
     pub async fn in_pool_of<T: Send + 'static>(
         &self,
         id: &str,

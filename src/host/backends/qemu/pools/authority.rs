@@ -1,5 +1,5 @@
-//! Who holds a volume of a pool: its QEMU is asked, and its image [looked at](super::super::claim). What follows from that is
-//! decided in [`authority`](super::super::super::authority).
+//! Determines which VM holds a volume of a pool, from its QEMU and from the [use](super::super::claim) of its
+//! image. The decision is made in [`authority`](super::super::super::authority).
 
 use std::path::PathBuf;
 
@@ -12,17 +12,18 @@ use super::entry::Entry;
 use super::store::Store;
 
 impl Pools {
-    /// The image of this entry without links in its path, as QEMU is told it; as it is where that cannot be found out.
+    /// Returns the path of the image with links resolved, as QEMU is given it; unresolved if that fails.
     async fn image(&self, entry: &Entry) -> Result<PathBuf, VolumeError> {
         let image = entry.image();
         let resolve = move |_: &Store| Ok(image.canonicalize().unwrap_or(image));
         self.access.in_pool_of(&entry.record.id, resolve).await
     }
 
-    /// Sees to it that QEMU of the VM with this name, which says that it has the disk no more, does not have its image either.
+    /// Checks that the QEMU of the VM with this name, which reports that it no longer has the disk, does not have
+    /// its image open otherwise.
     ///
     /// # Errors
-    /// If it has the image open under another name, as where it was started with it, or does not say it.
+    /// If it has the image open under another name, such as a disk that it was started with, or does not answer.
     pub(super) async fn check_closed(&self, entry: &Entry, vm: &str) -> Result<(), VolumeError> {
         let image = self.image(entry).await?;
         match self.hotplug.has_open(vm, &image).await? {
@@ -36,9 +37,10 @@ impl Pools {
         }
     }
 
-    /// Has QEMU close what is left of a disk of a volume that is to be removed, and that nobody is remembered to have: a block node
-    /// that no device uses, as where an attempt to plug it ended halfway, or was carried out late. Without that the image would be in use
-    /// for as long as the VM runs. What else is open stays so, and is found by whoever removes the image.
+    /// Makes QEMU close the leftover of a disk whose volume is to be removed and is not published to any VM: a
+    /// block node without a device, left by an attempt to plug it that was interrupted or completed late. Otherwise
+    /// the image would stay in use for as long as the VM runs. Other uses of the image are left alone, and are
+    /// detected when it is removed.
     pub(super) async fn close_left(&self, entry: &Entry) {
         let (id, serial) = (entry.record.id.clone(), entry.serial());
         match self.access.in_pool_of(&entry.record.id, move |store| store.look(&id)).await {
@@ -63,7 +65,7 @@ impl Pools {
         }
     }
 
-    /// Who holds the volume of this entry.
+    /// Determines the holder of a volume.
     pub(super) async fn ask(&self, entry: &Entry) -> Result<Holder, VolumeError> {
         let (id, serial) = (&entry.record.id, entry.serial());
         let image = self.image(entry).await?;

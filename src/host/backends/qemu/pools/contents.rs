@@ -1,5 +1,5 @@
-//! What one pool's directory holds, as far as it is known: its volumes, those whose records cannot be used, and the
-//! [`Catalogue`] of both, which each change here keeps up to date.
+//! Known contents of one pool's directory: its volumes, those whose records are unusable, and the [`Catalogue`]
+//! of both, which every change here keeps up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,37 +10,37 @@ use super::folder::{Folder, Loaded};
 use super::identity;
 use super::record::{Damaged, Record, Stage};
 
-/// A directory whose volumes are known.
+/// Pool whose volumes are known.
 #[derive(Debug)]
 pub struct Open {
-    /// Reaches what is in it.
+    /// Directory of the pool.
     pub folder: Arc<Folder>,
-    /// Serial numbers of volumes that were removed, and whose identifiers do not name the pool.
+    /// Serial numbers of removed volumes whose identifiers do not name the pool.
     pub removed: BTreeSet<String>,
-    /// Its file system has no room left.
+    /// True if the file system is full.
     pub is_full: bool,
-    /// Bytes of its file system, and those of them that are free, when that was looked at the last time.
+    /// Total and free bytes of its file system, at the last check.
     pub room: Option<(u64, u64)>,
-    /// What the pool is called.
+    /// Name of the pool.
     pool: String,
-    /// By serial number.
+    /// Usable volumes by serial number.
     volumes: BTreeMap<String, Known>,
-    /// By serial number.
+    /// Volumes with unusable records, by serial number.
     damaged: BTreeMap<String, Damaged>,
     catalogue: Catalogue,
 }
 
-/// What is known of a volume.
+/// State of a volume.
 #[derive(Debug)]
 pub struct Known {
-    /// As it is kept.
+    /// Record of the volume, as stored.
     pub entry: Entry,
-    /// Why its image cannot be used, when that was looked at the last time.
+    /// Reason why its image was unusable at the last check, if it was.
     pub problem: Option<String>,
 }
 
 impl Open {
-    /// What was found in the directory of the pool of this name.
+    /// Builds the contents of the pool with this name from what was found in its directory.
     pub fn new(pool: &str, folder: Arc<Folder>, loaded: Loaded) -> Self {
         let known =
             |record: Record| Known { entry: Entry { record, folder: Arc::clone(&folder) }, problem: None };
@@ -59,29 +59,29 @@ impl Open {
         open
     }
 
-    /// The catalogue that there has to be.
+    /// Computes the index anew, to compare with the maintained one.
     pub(super) fn walk(&self) -> Catalogue {
         let known = self.volumes.values().map(|known| listed(&known.entry.record));
         let damaged = self.damaged.iter().map(|(serial, damaged)| self.listed_damaged(serial, damaged));
         known.chain(damaged).collect()
     }
 
-    /// By what its volumes are found.
+    /// Returns the index of the volumes.
     pub fn catalogue(&self) -> &Catalogue {
         &self.catalogue
     }
 
-    /// Its volumes, by serial number.
+    /// Returns the volumes by serial number.
     pub fn volumes(&self) -> &BTreeMap<String, Known> {
         &self.volumes
     }
 
-    /// Volumes whose records cannot be used, by serial number.
+    /// Returns the volumes with unusable records, by serial number.
     pub fn damaged(&self) -> &BTreeMap<String, Damaged> {
         &self.damaged
     }
 
-    /// The identifier of a volume whose record cannot be used.
+    /// Returns the identifier of a volume with an unusable record.
     pub fn id_of(&self, serial: &str, damaged: &Damaged) -> String {
         let own = |id: &&String| {
             identity::parse(id).is_some_and(|parts| {
@@ -96,7 +96,7 @@ impl Open {
         (&damaged.volume(self.id_of(serial, damaged))).into()
     }
 
-    /// The pool has another name, which those volumes are told by whose records do not say their identifiers.
+    /// Renames the pool. This affects volumes whose records do not contain their identifiers.
     pub fn rename(&mut self, pool: &str) {
         if self.pool == pool {
             return;
@@ -111,13 +111,13 @@ impl Open {
         }
     }
 
-    /// Has a volume, as it is now.
+    /// Inserts or replaces a volume.
     pub fn put(&mut self, known: Known) {
         self.catalogue.put(listed(&known.entry.record));
         self.volumes.insert(known.entry.serial().to_owned(), known);
     }
 
-    /// Has a volume that is there as it is kept now.
+    /// Updates the record of a known volume.
     pub fn update(&mut self, entry: &Entry) {
         if let Some(known) = self.volumes.get_mut(entry.serial()) {
             known.entry = entry.clone();
@@ -125,27 +125,27 @@ impl Open {
         }
     }
 
-    /// Notes why the image of a volume cannot be used, if it cannot; whether it could before.
+    /// Records why the image of a volume is unusable, if it is; returns whether it was usable before.
     pub fn note(&mut self, serial: &str, problem: Option<String>) -> bool {
         let Some(known) = self.volumes.get_mut(serial) else { return false };
         std::mem::replace(&mut known.problem, problem).is_none()
     }
 
-    /// Has a volume no more.
+    /// Removes a volume.
     pub fn remove(&mut self, serial: &str) {
         if let Some(known) = self.volumes.remove(serial) {
             self.catalogue.remove(&known.entry.record.id);
         }
     }
 
-    /// Has a volume whose record cannot be used.
+    /// Marks the record of a volume as unusable.
     pub fn damage(&mut self, serial: String, damaged: Damaged) {
         self.mend(&serial);
         self.catalogue.put(self.listed_damaged(&serial, &damaged));
         self.damaged.insert(serial, damaged);
     }
 
-    /// The record of a volume is gone, or can be used again.
+    /// Clears the mark of a record that was removed, or is usable again.
     pub fn mend(&mut self, serial: &str) {
         if let Some(damaged) = self.damaged.remove(serial) {
             self.catalogue.remove(&self.id_of(serial, &damaged));
@@ -153,7 +153,7 @@ impl Open {
     }
 }
 
-/// As a volume is found by its record.
+/// Builds the index entry of a volume from its record.
 fn listed(record: &Record) -> catalogue::Entry {
     catalogue::Entry {
         id: record.id.as_str().into(),

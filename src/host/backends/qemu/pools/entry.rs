@@ -1,4 +1,4 @@
-//! A volume of a pool as its record has it, and what is wrong with its image.
+//! Volume of a pool according to its record, and the state of its image.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,45 +9,45 @@ use super::folder::Folder;
 use super::identity;
 use super::record::Record;
 
-/// A volume, and where it is.
+/// Volume and its directory.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// Its record, as it is kept.
+    /// Record of the volume, as stored.
     pub record: Record,
-    /// Where that and its image are.
+    /// Directory of the record and the image.
     pub folder: Arc<Folder>,
 }
 
 impl Entry {
-    /// The disk's serial number.
+    /// Returns the serial number of the disk.
     pub fn serial(&self) -> &str {
         identity::parse(&self.record.id).map_or("", |parts| parts.serial)
     }
 
-    /// Its image.
+    /// Returns the path of the image.
     pub fn image(&self) -> PathBuf {
         self.folder.image(self.serial(), self.record.format())
     }
 
-    /// Why its image cannot be used, if it cannot. Blocks.
+    /// Returns the reason why the image is unusable, if it is. Blocks.
     pub fn problem(&self) -> Option<String> {
         self.folder.problem(self.serial(), &self.record)
     }
 
-    /// That its image cannot be used.
+    /// Returns the error for an unusable image.
     pub fn damaged(&self, problem: &str) -> VolumeError {
         VolumeError::Damaged(format!("the volume {} ({}): {problem}", self.record.id, self.image().display()))
     }
 
-    /// That the system refused something about its image.
+    /// Returns a conversion of system errors about the image; `what` is the failed operation.
     pub fn refused(&self, what: &'static str) -> impl Fn(io::Error) -> VolumeError {
         move |error| VolumeError::System(what, self.image(), error)
     }
 
-    /// Sees to it that its image can be used. Blocks.
+    /// Checks that its image is usable. Blocks.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If it is not.
     pub fn check(&self) -> Result<(), VolumeError> {
         self.problem().map_or(Ok(()), |problem| Err(self.damaged(&problem)))
     }

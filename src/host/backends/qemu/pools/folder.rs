@@ -1,20 +1,21 @@
-//! A pool's directory: one record and one image for each volume. Blocks.
+//! Directory of a pool: one record and one image for each volume. Blocks.
 //!
 //! ```text
 //! <path>/.pool               the pool's UUID, see `marker`
 //! <path>/.lock               held while a host half has the pool
-//! <path>/.spare              room for records that have to be kept when there is none
-//! <path>/.removed            serial numbers of volumes that were removed, and whose identifiers do not name the pool
+//! <path>/.spare              space for records that have to be written when the file system is full
+//! <path>/.removed            serial numbers of removed volumes whose identifiers do not name the pool
 //! <path>/<serial>.json       the record
 //! <path>/<serial>.raw        the image, or .qcow2
-//! <path>/….new               what was not finished
+//! <path>/….new               unfinished files
 //! ```
 //!
-//! A record is replaced as a whole, synced, before anything follows from it: so whatever a run that was killed left is
-//! either a volume as it was, or one that [`Folder::load`] finishes making or removing. Files of others are left alone.
+//! A record is replaced as a whole and synced before any action that depends on it. So whatever a killed
+//! process leaves behind is either a volume in its previous state, or one that [`Folder::load`] finishes
+//! creating or removing. Other files are left alone.
 //!
-//! The directory is opened once, and everything in it is reached through its descriptor (see
-//! [`Directory`]). Only QEMU is given a path: [`Folder::give`] sees to it that it leads to the same file.
+//! The directory is opened once, and everything in it is accessed through its descriptor (see [`Directory`]).
+//! Only QEMU is given a path: [`Folder::give`] ensures that it leads to the same file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -39,14 +40,15 @@ use crate::sys::{allocation, blocking};
 mod identify;
 mod load;
 
-/// Bytes of the largest record: a name and what else is in it are bounded, but each byte may be escaped.
+/// Maximum size of a record in bytes: all fields are bounded, but each byte may be escaped.
 const LONGEST_RECORD: u64 = 64 * 1024;
-/// Bytes that are set aside for records.
+/// Number of bytes that are reserved for records.
 const SPARE: u64 = 2 * LONGEST_RECORD;
-/// How many volumes without the pool's UUID are remembered to be removed: their list fits what is set aside.
+/// Maximum number of removed volumes whose identifiers lack the pool's UUID that are remembered: the list fits
+/// into the reserved space.
 const MOST_REMOVED: usize = 4096;
 
-/// The problem of a volume without an image.
+/// Problem of a volume without an image.
 pub(super) const GONE: &str = "its image is gone";
 
 const MARKER: &str = ".pool";
@@ -55,7 +57,7 @@ const SPARE_FILE: &str = ".spare";
 const REMOVED: &str = ".removed";
 const FORMATS: [Format; 2] = [Format::Raw, Format::Qcow2];
 
-/// A pool's directory, which this process has taken for itself.
+/// Directory of a pool, locked by this process.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -64,8 +66,8 @@ pub struct Folder {
     steps: Steps,
 }
 
-/// A directory that nobody else uses meanwhile. Where its file system hangs, so may closing it: that is nobody's time who
-/// lets go of it.
+/// Directory that this process has locked. If its file system hangs, closing it may hang too, so that is not
+/// left to the task that drops it.
 #[derive(Debug)]
 struct Held(Option<(Directory, Flock<File>)>);
 
@@ -85,22 +87,23 @@ impl Drop for Held {
     }
 }
 
-/// What a directory holds.
+/// Contents of a directory.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// By serial number.
+    /// Usable records by serial number.
     pub records: BTreeMap<String, Record>,
-    /// Volumes whose records cannot be used, by serial number.
+    /// Volumes with unusable records, by serial number.
     pub damaged: BTreeMap<String, Damaged>,
-    /// Serial numbers of volumes that were removed, and whose identifiers do not name the pool.
+    /// Serial numbers of removed volumes whose identifiers do not name the pool.
     pub removed: BTreeSet<String>,
 }
 
 impl Folder {
-    /// Opens the directory at `path` for this process. It is made if need be, unless a pool was there before.
+    /// Opens the directory at `path` for this process. Creates it if it is missing, unless a pool was there before.
     ///
     /// # Errors
-    /// If it cannot be made, another process has it, others may write to it, or it is not the pool that was there before.
+    /// If it cannot be created, another process has it, other users may write to it, or it is not the pool that was
+    /// there before.
     pub fn open(path: &Path, expected: Option<&Expected>, steps: Steps) -> io::Result<Self> {
         steps.wait();
         if expected.is_none() {
@@ -119,7 +122,7 @@ impl Folder {
             && directory.entry(MARKER)? == Entry::Nothing
             && directory.entry(LOCK)? == Entry::Nothing
         {
-            // Nothing is written to what is another's.
+            // Write nothing to a directory that belongs to another pool.
             return Err(identify::not_it(path, expected));
         }
         let file = directory.file_or_new(LOCK)?;
@@ -137,30 +140,30 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Where it was when it was opened.
+    /// Returns the path under which the directory was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The pool's UUID.
+    /// Returns the pool's UUID.
     pub fn uuid(&self) -> &str {
         &self.uuid
     }
 
-    /// Where the record of a volume is, for people.
+    /// Returns the path of a volume's record, for people.
     pub fn record(&self, serial: &str) -> PathBuf {
         self.path.join(format!("{serial}.json"))
     }
 
-    /// Where the image of a volume is, for QEMU and people.
+    /// Returns the path of a volume's image, for QEMU and people.
     pub fn image(&self, serial: &str, format: Format) -> PathBuf {
         self.path.join(image_name(serial, format))
     }
 
-    /// Whether its path leads to another directory by now.
+    /// Reports whether the path leads to a different directory by now.
     ///
     /// # Errors
-    /// As stat(2) gives them.
+    /// Those of stat(2).
     pub fn has_moved(&self) -> io::Result<bool> {
         self.steps.wait();
         match self.path.metadata() {
@@ -170,28 +173,29 @@ impl Folder {
         }
     }
 
-    /// Bytes of its file system, and those of them that are free.
+    /// Returns the total and free bytes of its file system.
     ///
     /// # Errors
-    /// As fstatvfs(3) gives them.
+    /// Those of fstatvfs(3).
     pub fn room(&self) -> io::Result<(u64, u64)> {
         self.steps.wait();
         self.directory.room()
     }
 
-    /// Keeps a record, whatever happens from now on.
+    /// Stores a record durably.
     ///
     /// # Errors
-    /// If the system refuses: then what was kept before is kept.
+    /// If the system refuses; the previous record then remains.
     pub fn keep(&self, serial: &str, record: &Record) -> io::Result<()> {
         self.keep_until_power_loss(serial, record)?;
         self.directory.sync()
     }
 
-    /// Keeps a record whatever becomes of this program; after a loss of power it is this one or the one before.
+    /// Stores a record so that it survives the end of this program. After a power loss, either this record or the
+    /// previous one is there.
     ///
     /// # Errors
-    /// If the system refuses: then what was kept before is kept.
+    /// If the system refuses; the previous record then remains.
     pub fn keep_until_power_loss(&self, serial: &str, record: &Record) -> io::Result<()> {
         let name = format!("{serial}.json");
         self.steps.step(|| drop(self.directory.file_or_new(&format!("{name}.new"))))?;
@@ -205,11 +209,11 @@ impl Folder {
         self.directory.rename(&new, name)
     }
 
-    /// Does `keep`, also where the file system is full: of a volume that is taken away something has to be noted before
-    /// its room is free again.
+    /// Runs `keep`, and makes it succeed even if the file system is full, by freeing the reserved space: to remove
+    /// a volume, its record has to be updated before its space becomes free.
     ///
     /// # Errors
-    /// As `keep` gives them.
+    /// Those of `keep`.
     pub fn anyhow(&self, keep: impl Fn(&Self) -> io::Result<()>) -> io::Result<()> {
         let kept = keep(self);
         if !kept.as_ref().is_err_and(is_full) {
@@ -221,7 +225,7 @@ impl Folder {
         kept
     }
 
-    /// Sets room aside for [`Folder::anyhow`]. A full file system has it later.
+    /// Reserves space for [`Folder::anyhow`]. If the file system is full, this is tried again later.
     fn set_aside(&self) {
         let file = self.directory.file_or_new(SPARE_FILE);
         if let Err(error) = file.and_then(|file| allocation::reserve(&file, 0, SPARE)) {
@@ -229,11 +233,11 @@ impl Folder {
         }
     }
 
-    /// Makes the image of a volume, with room for all of it if it is to be full, and then its record. Both are kept when
-    /// this returns.
+    /// Creates the image of a volume, fully allocated if the record says so, and then its record. Both are durable
+    /// when this returns.
     ///
     /// # Errors
-    /// If the system refuses; what is there by then is for [`Folder::clear`].
+    /// If the system refuses; the caller removes the remains with [`Folder::clear`].
     pub fn make(&self, serial: &str, record: &Record) -> io::Result<()> {
         let (image, kept) = (image_name(serial, record.format()), format!("{serial}.json"));
         let (new, new_record) = (format!("{image}.new"), format!("{kept}.new"));
@@ -259,7 +263,7 @@ impl Folder {
         self.steps.step(|| {})?;
         self.directory.prepare(&new_record, &record.encode()?)?;
         self.steps.step(|| {})?;
-        // In this order: an image without a record would be nobody's.
+        // The record is renamed first: an image without a record would belong to no volume.
         self.directory.rename(&new_record, &kept)?;
         self.steps.step(|| {})?;
         self.directory.rename(&new, &image)?;
@@ -268,7 +272,7 @@ impl Folder {
         self.steps.step(|| {})
     }
 
-    /// Opens an image that is a regular file with one name.
+    /// Opens an image, which must be a regular file with a single link.
     fn open_image(&self, serial: &str, format: Format, write: bool) -> io::Result<File> {
         let file = self.directory.file(&image_name(serial, format), write)?;
         match file.metadata()?.nlink() {
@@ -277,26 +281,27 @@ impl Folder {
         }
     }
 
-    /// Reserves room for a volume that is to have `size` bytes, and is in full. After an error nothing more is taken.
+    /// Reserves space for a fully allocated volume that is to have `size` bytes. After an error no additional space
+    /// is kept.
     ///
     /// # Errors
-    /// If there is no room.
+    /// If there is not enough space.
     pub fn reserve(&self, serial: &str, record: &Record, size: u64) -> io::Result<()> {
         let file = self.open_image(serial, record.format(), true)?;
-        // Of a qcow2 image the metadata comes first, and what it says of its clusters grows with it.
+        // A qcow2 image begins with its metadata, which grows with the number of clusters.
         let margin = match record.format() {
             Format::Raw => 0,
             Format::Qcow2 => qcow2::empty(size).length,
         };
         let reserved = allocation::reserve(&file, record.size + margin, size - record.size);
         if reserved.is_err() && record.format() == Format::Raw {
-            // A qcow2 image may be growing just now; QEMU will use what was reserved of it.
+            // A qcow2 image may be growing at this moment; QEMU will use the space that was reserved.
             allocation::give_back(&file)?;
         }
         reserved
     }
 
-    /// Makes the image of a volume that no VM has longer, where that is all there is to do.
+    /// Expands the image of a volume that no VM has, if that takes no more than setting its length.
     ///
     /// # Errors
     /// If the system refuses.
@@ -311,7 +316,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Sees to it that the path that QEMU gets leads to the image, and gives that to the user that QEMU runs as.
+    /// Checks that the path that QEMU gets leads to the image, and gives the image to the user that QEMU runs as.
     ///
     /// # Errors
     /// If the system refuses.
@@ -331,7 +336,7 @@ impl Folder {
         }
     }
 
-    /// Why the image cannot be used, if it cannot.
+    /// Returns the reason why the image is unusable, if it is.
     pub fn problem(&self, serial: &str, record: &Record) -> Option<String> {
         self.steps.wait();
         match self.directory.entry(&image_name(serial, record.format())) {
@@ -344,10 +349,10 @@ impl Folder {
         }
     }
 
-    /// Looks whether anybody has the image open; nothing if there is none.
+    /// Determines whether any process has the image open; `None` if there is no image.
     ///
     /// # Errors
-    /// If the system refuses, or what is under the image's name is not an image.
+    /// If the system refuses, or the file under the image's name is not an image.
     pub fn used(&self, serial: &str, record: &Record) -> io::Result<Option<Use>> {
         match claim::look(|| self.open_image(serial, record.format(), false)) {
             Ok(found) => Ok(Some(found)),
@@ -356,10 +361,10 @@ impl Folder {
         }
     }
 
-    /// Claims whatever there is of a volume's images, so that they can be removed.
+    /// Claims all existing images of a volume, so that they can be removed.
     ///
     /// # Errors
-    /// If the system refuses, what is under an image's name is not an image, or somebody has it open
+    /// If the system refuses, the file under an image's name is not an image, or a process has it open
     /// ([`io::ErrorKind::ResourceBusy`]).
     pub fn claim(&self, serial: &str) -> io::Result<Vec<Claim>> {
         let mut claims = Vec::new();
@@ -373,7 +378,7 @@ impl Folder {
         Ok(claims)
     }
 
-    /// Removes the images that are claimed, and then the record, whatever is there of them.
+    /// Removes the claimed images and then the record, as far as they exist.
     ///
     /// # Errors
     /// If the system refuses.
@@ -384,7 +389,8 @@ impl Folder {
             removed |= self.directory.remove(&image_name(serial, format))?;
             self.directory.remove(&format!("{}.new", image_name(serial, format)))?;
         }
-        // The record is gone only after the image is; if it comes back, it is one of a volume to be removed.
+        // The record is removed only after the image. If it reappears after a crash, its stage says that the volume is
+        // being removed.
         if removed {
             self.directory.sync()?;
         }
@@ -394,11 +400,11 @@ impl Folder {
         self.steps.step(|| {})
     }
 
-    /// Remembers that a volume was removed whose identifier does not say that it was in this pool. The oldest ones are
-    /// forgotten where there are too many.
+    /// Remembers the removal of a volume whose identifier does not show that it was in this pool. If there are too
+    /// many, the oldest are dropped.
     ///
     /// # Errors
-    /// If the system refuses for another reason than that it has no room.
+    /// If the system refuses for a reason other than lack of space.
     pub fn bury(&self, removed: &mut BTreeSet<String>, record: &Record) -> io::Result<()> {
         let Some(identity::Parts { uuid: None, serial, .. }) = identity::parse(&record.id) else {
             return Ok(());
@@ -413,7 +419,7 @@ impl Folder {
         let text = known.join("\n") + "\n";
         let kept = self.anyhow(|folder| folder.replace(REMOVED, text.as_bytes()));
         match kept {
-            // That there is room again matters more than that a call which is repeated is told the best answer.
+            // Freeing the space is more important than the most precise answer to a repeated call.
             Err(error) if is_full(&error) => {
                 tracing::warn!(pool = %self.path.display(), serial, %error, "cannot remember that a volume was removed");
             }
@@ -432,14 +438,14 @@ impl Folder {
             .collect())
     }
 
-    /// How often something was synced.
+    /// Returns the number of syncs so far.
     #[cfg(test)]
     pub fn syncs(&self) -> usize {
         self.directory.syncs()
     }
 }
 
-/// Bytes of the longest list of removed volumes.
+/// Maximum size in bytes of the list of removed volumes.
 const LONGEST_REMOVED: u64 = 128 * 1024;
 
 fn image_name(serial: &str, format: Format) -> String {
@@ -450,7 +456,7 @@ fn linked(links: u64) -> String {
     format!("its image has {links} hard links, and so may belong to another volume; remove the others")
 }
 
-/// Whether there was no room for it.
+/// Reports whether an operation failed for lack of space.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

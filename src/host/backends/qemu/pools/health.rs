@@ -1,5 +1,5 @@
-//! How the pools are: looked at by each pool's worker between the calls, and noted in the [`index`](super::index), where
-//! everybody reads it without waiting.
+//! State of the pools: checked by each pool's worker between calls, and stored in the [`index`](super::index),
+//! from where it can be read without waiting.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -12,17 +12,18 @@ use super::index::State;
 use super::record::Stage;
 use super::store::Store;
 
-/// A pool that has fewer bytes free is full: QEMU writes clusters, and the file system has metadata of its own.
+/// Number of free bytes below which a pool counts as full: QEMU writes whole clusters, and the file system
+/// needs space for metadata.
 const FULL: u64 = 1 << 20;
-/// Images that are looked at in one turn of the worker.
+/// Number of images that are checked in one turn of the worker.
 const CHECKED: usize = 64;
 
 impl Store {
-    /// Looks at some of the images of a pool, those after that serial number; the one after which to go on. Blocks.
+    /// Checks some of the images of a pool, beginning after that serial number; returns where to continue. Blocks.
     pub fn check(&self, path: &Path, after: Option<String>) -> Option<String> {
         let folder = Arc::clone(&self.index().open_at(path)?.folder);
         if after.is_none() {
-            // If that cannot be told, each image says what is wrong.
+            // If this cannot be determined, the check of each image shows what is wrong.
             if folder.has_moved().unwrap_or(false) {
                 self.close(&folder, "its directory is missing or has been replaced");
                 return None;
@@ -49,7 +50,7 @@ impl Store {
         last.filter(|_| entries.len() == CHECKED)
     }
 
-    /// Notes what room a pool has. Blocks.
+    /// Records the total and free space of a pool. Blocks.
     fn measure(&self, folder: &Folder) {
         let Ok((size, free)) = folder.room() else { return };
         let mut index = self.index();
@@ -62,7 +63,7 @@ impl Store {
         open.room = Some((size, free));
     }
 
-    /// That a directory is not that of its pool any more.
+    /// Closes a pool whose directory is no longer its own.
     fn close(&self, folder: &Arc<Folder>, problem: &str) {
         let mut index = self.index();
         let Some(slot) = index.at(folder.path()) else { return };
@@ -74,7 +75,7 @@ impl Store {
         }
     }
 
-    /// Looks whether records that cannot be used are gone or repaired. Blocks.
+    /// Checks whether unusable records have been removed or repaired. Blocks.
     pub(super) fn look_again(&self, folder: &Arc<Folder>) {
         let serials: Vec<_> = match self.index().open_at(folder.path()) {
             Some(open) => open.damaged().keys().cloned().collect(),

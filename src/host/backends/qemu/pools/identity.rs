@@ -1,58 +1,58 @@
-//! What volumes are called. Pure.
+//! Identifiers of volumes. Pure.
 //!
 //! ```text
 //! <pool>.<pool's UUID>.<serial>    fast.0f1e2d3c4b5a69788796a5b4c3d2e1f0.k3m9xq7r2v8w5t5c6h4n
 //! <pool>.<serial>                  fast.k3m9xq7r2v8w5t5c6h4n, from before pools had UUIDs
 //! ```
 //!
-//! The last twenty characters are what the guest reads as the disk's serial number, and the name of the volume's files;
-//! they are drawn at random and compared with those of all volumes, so that no two disks are alike. The UUID, in 32
-//! hexadecimal digits, says in which pool's directory the volume is, on whichever host. The pool's name before it is for
-//! people; what is true stands in the volume's record.
+//! The last twenty characters are the serial number that the guest reads, and the name of the volume's files.
+//! They are drawn at random and compared with those of all volumes, so that no two disks are alike. The UUID,
+//! in 32 hexadecimal digits, identifies the pool, and thus its directory, on whichever host it is. The name of
+//! the pool in front of it is for people, and may be out of date: the volume's record is authoritative.
 
-/// Characters of a serial number: all that virtio-blk shows.
+/// Length of a serial number in characters: as many as virtio-blk shows.
 pub const SERIAL: usize = 20;
-/// Bytes of the longest name of a pool.
+/// Maximum length of a pool's name in bytes.
 pub const LONGEST_POOL: usize = 63;
-/// Hexadecimal digits of a UUID.
+/// Number of hexadecimal digits in a UUID.
 const UUID: usize = 32;
-/// Without those that look alike.
+/// Alphabet of serial numbers, without characters that look alike.
 const DIGITS: &[u8; 32] = b"abcdefghjkmnpqrstuvwxyz023456789";
 
-/// An identifier, taken apart.
+/// Parts of an identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parts<'i> {
-    /// What the pool was called when the volume was made.
+    /// Name of the pool when the volume was created.
     pub pool: &'i str,
-    /// The pool's UUID, where the identifier has one.
+    /// UUID of the pool, if the identifier contains one.
     pub uuid: Option<&'i str>,
-    /// The volume's serial number.
+    /// Serial number of the volume.
     pub serial: &'i str,
 }
 
-/// A serial number drawn at random; it begins with a letter, and so is never all zeros.
+/// Draws a random serial number. It begins with a letter, and so is never all zeros.
 pub fn draw() -> String {
     let digit = |among: usize| char::from(DIGITS.get(fastrand::usize(..among)).copied().unwrap_or(b'a'));
     let first = digit(23);
     std::iter::once(first).chain((1..SERIAL).map(|_| digit(DIGITS.len()))).collect()
 }
 
-/// The identifier of a volume.
+/// Builds the identifier of a volume.
 pub fn id(pool: &str, uuid: &str, serial: &str) -> String {
     format!("{pool}.{uuid}.{serial}")
 }
 
-/// Whether it could be a serial number that was drawn.
+/// Reports whether a text has the form of a serial number that is drawn here.
 pub fn is_serial(text: &str) -> bool {
     text.len() == SERIAL && text.bytes().all(|byte| DIGITS.contains(&byte))
 }
 
-/// Whether it could be the UUID of a pool.
+/// Reports whether a text has the form of a pool's UUID.
 pub fn is_uuid(text: &str) -> bool {
     text.len() == UUID && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// What an identifier says; nothing if it is none of ours.
+/// Parses an identifier; `None` if it does not have the form of one.
 pub fn parse(id: &str) -> Option<Parts<'_>> {
     let (before, serial) = id.rsplit_once('.')?;
     let (pool, uuid) = match before.rsplit_once('.') {

@@ -1,12 +1,12 @@
-//! All volumes of all pools, in memory: what is asked of them is answered from here, whatever their file systems do.
+//! All volumes of all pools, in memory: queries are answered from here, whatever the file systems are doing.
 //!
 //! ```text
 //!            opened, read                        another directory is at its path
 //!  closed ─────────────────▶ open ──────────────────────────────────────────────────▶ closed
-//!    └─ with why: not tried yet, refused, or the same UUID as another's
+//!    └─ with the reason: not tried yet, refused, or the same UUID as another pool
 //! ```
 //!
-//! Pools are in the order of the settings. One that was open, and hangs, keeps what is known of its volumes.
+//! Pools are in the order of the settings. A pool that hangs after it was opened keeps its known volumes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,42 +21,42 @@ use super::contents::{Known, Open};
 use super::identity::{self, Parts};
 use super::record::Stage;
 
-/// All pools.
+/// Slots of all pools.
 #[derive(Debug, Default)]
 pub struct Index {
     pub slots: Vec<Slot>,
 }
 
-/// A pool of the settings.
+/// Pool of the settings.
 #[derive(Debug)]
 pub struct Slot {
-    /// As the settings have it.
+    /// Settings of the pool.
     pub pool: Pool,
-    /// Does all that is to be done in its directory.
+    /// Runs all operations in its directory.
     pub worker: Arc<Worker>,
-    /// What is known of its directory.
+    /// State of its directory.
     pub state: State,
-    /// Since when it is being opened.
+    /// Start of the attempt to open it, while one is in progress.
     pub opening: Option<Instant>,
-    /// When opening it ended the last time.
+    /// End of the last attempt to open it.
     pub tried: Option<Instant>,
-    /// Its images are being looked at.
+    /// True while its images are being checked.
     pub checking: bool,
-    /// When they were the last time.
+    /// End of the last check.
     pub checked: Option<Instant>,
 }
 
-/// What is known of a pool's directory.
+/// State of a pool's directory.
 #[derive(Debug)]
 pub enum State {
-    /// Nothing can be done with it.
+    /// The pool is unusable.
     Closed {
-        /// Why.
+        /// Reason why it is closed.
         problem: String,
-        /// Its UUID, if that was read.
+        /// UUID of the pool, if it could be read.
         uuid: Option<String>,
     },
-    /// Its volumes are known.
+    /// The pool is usable, and its volumes are known.
     Open(Box<Open>),
 }
 
@@ -73,7 +73,7 @@ impl Slot {
         }
     }
 
-    /// Its UUID, if that is known.
+    /// Returns its UUID, if known.
     pub fn uuid(&self) -> Option<&str> {
         match &self.state {
             State::Closed { uuid, .. } => uuid.as_deref(),
@@ -81,7 +81,7 @@ impl Slot {
         }
     }
 
-    /// What is known of its volumes.
+    /// Returns its contents, if it is open.
     pub fn open(&self) -> Option<&Open> {
         match &self.state {
             State::Open(open) => Some(open),
@@ -89,13 +89,13 @@ impl Slot {
         }
     }
 
-    /// Why it is closed, if it is.
+    /// Returns the reason why it is closed, if it is.
     fn closed(&self) -> Option<String> {
         let State::Closed { problem, .. } = &self.state else { return None };
         Some(self.worker.silent().map_or_else(|| problem.clone(), |late| late.to_string()))
     }
 
-    /// That it cannot be used now, in words for people.
+    /// Returns the error for a pool that is unusable at present; the text is for people.
     pub fn unavailable(&self, problem: impl std::fmt::Display) -> VolumeError {
         let Pool { name, path, .. } = &self.pool;
         VolumeError::Unavailable(format!("the pool {name} ({}) cannot be used: {problem}", path.display()))
@@ -103,7 +103,7 @@ impl Slot {
 }
 
 impl Index {
-    /// Has the pools of these settings; those whose directories are the same are as they were.
+    /// Adopts the pools of these settings; a pool whose path is unchanged keeps its state.
     pub fn follow(&mut self, settings: &[Pool]) {
         if self.slots.iter().map(|slot| &slot.pool).eq(settings) {
             return;
@@ -124,12 +124,12 @@ impl Index {
         }
     }
 
-    /// The pool at this path.
+    /// Returns the pool at this path.
     pub fn at(&mut self, path: &Path) -> Option<&mut Slot> {
         self.slots.iter_mut().find(|slot| slot.pool.path == path)
     }
 
-    /// The pool at this path, if its volumes are known.
+    /// Returns the contents of the pool at this path, if it is open.
     pub fn open_at(&mut self, path: &Path) -> Option<&mut Open> {
         match &mut self.at(path)?.state {
             State::Open(open) => Some(open),
@@ -137,14 +137,14 @@ impl Index {
         }
     }
 
-    /// What is known of the room in each pool.
+    /// Returns the known size and free space of each pool.
     pub fn rooms(&self) -> Vec<Room> {
         let bytes = |slot: &Slot| slot.open()?.room.filter(|_| slot.worker.silent().is_none());
         let room = |slot: &Slot| Room { class: slot.pool.name.clone(), bytes: bytes(slot) };
         self.slots.iter().map(room).collect()
     }
 
-    /// That there is another pool with the same UUID, if there is one.
+    /// Describes the conflict with another pool that has the same UUID, if there is one.
     pub fn twin(&self, slot: &Slot, uuid: &str) -> Option<String> {
         let same = |other: &&Slot| other.pool.path != slot.pool.path && other.uuid() == Some(uuid);
         self.slots.iter().find(same).map(|other| {
@@ -156,10 +156,10 @@ impl Index {
         })
     }
 
-    /// A pool whose volumes are known and may be used.
+    /// Returns the contents of a pool that is open and may be used.
     ///
     /// # Errors
-    /// With why not.
+    /// If it is not; the text says why.
     pub fn usable<'i>(&'i self, slot: &'i Slot) -> Result<&'i Open, VolumeError> {
         let problem = match slot.uuid().and_then(|uuid| self.twin(slot, uuid)) {
             Some(problem) => Some(problem),
@@ -171,19 +171,19 @@ impl Index {
         }
     }
 
-    /// The pool of a class.
+    /// Returns the pool of a class.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such class.
     pub fn class(&self, class: &str) -> Result<&Slot, VolumeError> {
         let found = self.slots.iter().find(|slot| slot.pool.name == class);
         found.ok_or_else(|| VolumeError::NoClass(class.to_owned()))
     }
 
-    /// A volume and its pool; none if it was removed, or never was one.
+    /// Returns a volume and its pool; `None` if the volume was removed or never existed.
     ///
     /// # Errors
-    /// If it may be somewhere: its record or its pool cannot be used, or it is of another host.
+    /// If it may exist: its record or its pool is unusable, or it belongs to another host.
     pub fn find(&self, id: &str, host: &str) -> Result<Option<(&Slot, &Known)>, VolumeError> {
         let Some(parts) = identity::parse(id) else { return Ok(None) };
         let mut found = None;
@@ -213,7 +213,7 @@ impl Index {
         }
     }
 
-    /// Whether a volume of this identifier is in a pool that is open, if it is in any.
+    /// Reports whether a volume with this identifier is certainly in an open pool, or in no pool at all.
     pub fn is_in_open_pool(&self, id: &str) -> bool {
         let Some(Parts { uuid, serial, .. }) = identity::parse(id) else { return true };
         self.opened().any(|open| match uuid {
@@ -222,7 +222,7 @@ impl Index {
         })
     }
 
-    /// Whether a volume that has no record is gone for certain.
+    /// Checks that a volume without a record certainly does not exist.
     fn missing(&self, id: &str, parts: Parts<'_>, host: &str) -> Result<(), VolumeError> {
         let Parts { pool, uuid, serial } = parts;
         if let Some(slot) = self.slots.iter().find(|slot| uuid.is_some() && slot.uuid() == uuid) {
@@ -232,7 +232,7 @@ impl Index {
         if uuid.is_none() && self.opened().any(is_buried) {
             return Ok(());
         }
-        // Whose UUID is not known may be the one.
+        // A pool whose UUID is not known may be the one.
         let unknown = || self.slots.iter().filter(|slot| slot.open().is_none());
         let closed = unknown().find(|slot| slot.pool.name == pool).or_else(|| unknown().next());
         if let Some((slot, problem)) = closed.and_then(|slot| Some((slot, slot.closed()?))) {
@@ -255,9 +255,10 @@ impl Index {
         self.slots.iter().filter_map(Slot::open)
     }
 
-    /// The volumes of a cluster, or of all, after this identifier, in their order, with what is wrong with them: so many at most.
+    /// Returns at most `most` volumes of a cluster, or of all clusters, that sort after this identifier, with their
+    /// problems.
     pub fn part(&self, cluster: Option<&str>, after: &str, most: usize) -> Vec<Volume> {
-        // Of each pool as many as all of them may be of.
+        // Each pool may contribute the whole part, so take that many of each.
         let of = |slot: usize, open: &Open| -> Vec<_> {
             open.catalogue().after(cluster, after).take(most).map(|id| (id.to_owned(), slot)).collect()
         };
@@ -269,7 +270,7 @@ impl Index {
         shown.collect()
     }
 
-    /// The volume of a pool that is listed under this identifier.
+    /// Returns the volume of a pool that is listed under this identifier.
     fn listed(&self, slot: &Slot, id: &str) -> Option<Volume> {
         let (open, serial) = (slot.open()?, identity::parse(id)?.serial);
         let known = open.volumes().get(serial).filter(|known| known.entry.record.stage == Stage::Ready);
@@ -279,7 +280,8 @@ impl Index {
         }
     }
 
-    /// The volume that is listed under this name in a cluster: the first by its identifier, where records are copies.
+    /// Returns the volume that is listed under this name in a cluster; the first one by identifier, if records were
+    /// copied.
     pub fn named(&self, cluster: &str, name: &str) -> Option<Volume> {
         let of = |slot| {
             let open = Slot::open(slot)?;
@@ -290,17 +292,17 @@ impl Index {
         found.and_then(|(id, slot)| self.listed(slot, id))
     }
 
-    /// What a cluster has, with what is coming.
+    /// Returns the usage of a cluster, including volumes that are coming.
     pub fn usage(&self, cluster: &str, class: &str, coming: &[Coming]) -> Usages {
         usages(&self.opened().map(Open::catalogue), cluster, class, coming)
     }
 
-    /// The identifiers of the volumes that the VM of this UUID is remembered to have.
+    /// Returns the identifiers of the volumes that the VM with this UUID is on record for.
     pub fn of_vm(&self, uuid: &str) -> BTreeSet<String> {
         self.opened().flat_map(|open| open.catalogue().of_vm(uuid)).map(str::to_owned).collect()
     }
 
-    /// The identifiers of the volumes with these serial numbers.
+    /// Returns the identifiers of the volumes with these serial numbers.
     pub fn with_serials<'s>(&self, serials: impl Iterator<Item = &'s str>) -> BTreeSet<String> {
         let in_pool = |slot: &Slot, serial: &str| {
             let open = slot.open()?;
@@ -315,24 +317,24 @@ impl Index {
         serials.flat_map(|serial| self.slots.iter().filter_map(move |slot| in_pool(slot, serial))).collect()
     }
 
-    /// As others are told of a volume.
+    /// Converts a volume for the answer to a client, with the problem that makes it unusable, if any.
     pub fn show(&self, slot: &Slot, open: &Open, known: &Known) -> Volume {
         let name = &slot.pool.name;
-        // Guests read it, so it names no path.
+        // The text is shown to guests, so it must not contain paths.
         let twin =
             || self.twin(slot, open.folder.uuid()).map(|_| "another pool has the same UUID".to_owned());
         let late = || slot.worker.silent().map(|late| late.to_string());
         let pools = twin().or_else(late).map(|problem| format!("the pool {name} cannot be used: {problem}"));
-        // What is reserved of a full one can be written.
+        // Space that is reserved in full can be written even if the file system is full.
         let is_full = open.is_full && !known.entry.record.full;
         let full = is_full.then(|| format!("the pool {name} is full: writes of guests to new blocks fail"));
         known.entry.record.volume(pools.or_else(|| known.problem.clone()).or(full))
     }
 
-    /// Whether a volume of this name may be made in a pool.
+    /// Checks that a volume with this name can be created in a pool.
     ///
     /// # Errors
-    /// If there is one, or may be one there whose record cannot be used.
+    /// If the name is taken, or the pool has a volume with an unusable record that may have this name.
     pub fn check_name(&self, open: &Open, new: &NewVolume) -> Result<(), VolumeError> {
         let (cluster, name) = (&new.cluster, &new.name);
         let is_there = |open: &Open| {
@@ -340,7 +342,7 @@ impl Index {
             named.any(|parts| open.volumes().contains_key(parts.serial))
         };
         if self.opened().any(is_there) {
-            // Whoever asked had seen none.
+            // The caller did not find a volume with this name before.
             return Err(VolumeError::Unavailable(format!(
                 "a volume {name:?} of the cluster {cluster} is being made or removed, or was found just now; repeat \
                  the call"
@@ -358,7 +360,7 @@ impl Index {
         }
     }
 
-    /// A serial number that no volume has.
+    /// Draws a serial number that no volume has.
     pub fn draw(&self) -> String {
         loop {
             let serial = identity::draw();

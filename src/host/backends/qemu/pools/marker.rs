@@ -1,40 +1,40 @@
-//! What a pool's directory is known by: the file `.pool` in it. Pure.
+//! Identity of a pool's directory: the file `.pool` in it. Pure.
 
 use serde::{Deserialize, Serialize};
 
 use super::identity;
 
-/// Which form it has that this program writes, and the newest that it knows.
+/// Version of the format that this program writes, and the newest one that it can read.
 const VERSION: u32 = 1;
 
-/// The file.
+/// Contents of the file.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Marker {
     version: u32,
-    /// The first version whose programs may use the pool.
+    /// Oldest format version whose programs may use the pool.
     readers: u32,
-    /// In 32 hexadecimal digits; part of the identifiers of its volumes.
+    /// UUID in 32 hexadecimal digits; part of the identifiers of the pool's volumes.
     pub uuid: String,
 }
 
 impl Marker {
-    /// Of a pool with this UUID.
+    /// Creates the marker of a pool with this UUID.
     pub fn new(uuid: String) -> Self {
         Self { version: VERSION, readers: VERSION, uuid }
     }
 
-    /// As it is kept, in one line.
+    /// Serializes the marker to one line.
     ///
     /// # Errors
-    /// Never in fact: all of it can be written as JSON.
+    /// Cannot occur in practice: all fields can be written as JSON.
     pub fn encode(&self) -> serde_json::Result<String> {
         serde_json::to_string(self)
     }
 
-    /// One that was kept.
+    /// Parses a stored marker.
     ///
     /// # Errors
-    /// With what is wrong, if it is none, or one that only newer programs may use.
+    /// If it cannot be parsed, or only newer programs may use it; the text says why.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let marker: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if marker.readers > VERSION {
@@ -67,7 +67,7 @@ mod tests {
             let problem = Marker::decode(wrong.as_bytes()).unwrap_err();
             assert!(problem.contains(words), "{problem}");
         }
-        // A newer one that says that this program may use it.
+        // A newer format that permits this program to use it.
         Marker::decode(kept.replace("\"version\":1", "\"version\":2,\"more\":0").as_bytes()).unwrap();
     }
 }

@@ -1,17 +1,17 @@
-//! Pools: directories of this machine in which volumes are kept as images, one pool for each storage class.
+//! Pools: directories of this machine that store volumes as images, one pool for each storage class.
 //!
 //! ```text
 //!            create                       plug (record, then disk)
-//!  nothing ─────────▶ record, image ─────────────────────────────▶ record says which VM, disk plugged
+//!  nothing ─────────▶ record, image ─────────────────────────────▶ record with the VM, disk plugged
 //!     ▲                  │     ▲                                            │
 //!     └──────────────────┘     └────────────────────────────────────────────┘
-//!            remove                 unplug (record: leaving, disk gone, record)
+//!            remove                 unplug (record: leaving; disk; record)
 //! ```
 //!
-//! `index` is what is known of all volumes, `contents` of those of one pool, by what they are looked for, `store` does what is done on disk, in a `folder` for each pool, and `access`
-//! sees to it that a pool that hangs stops nobody else: each has one `worker`. The disks themselves come and go through
-//! [`hotplug`], which reads back what QEMU has. To add something that is kept of a volume: a field in
-//! `record`.
+//! `index` has the known state of all volumes, and `contents` that of one pool's volumes with their indexes.
+//! `store` carries out the operations on disk, with a `folder` for each pool, and `access` ensures that a pool
+//! that hangs blocks no other: each has its own `worker`. Disks are plugged and unplugged through [`hotplug`],
+//! which reads their state back from QEMU. To store a further property of a volume, add a field in `record`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -46,39 +46,39 @@ use access::Access;
 use entry::Entry;
 use register::Register;
 
-/// How long a pool may take for a call where the settings say nothing: longer than a disk that is busy takes; kubelet and
-/// the sidecars have repeated their calls by then.
+/// Default timeout of a call to a pool: longer than a busy disk needs, and long enough that kubelet and the
+/// sidecars repeat their calls.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How much of an image is there from its beginning.
+/// Allocation of an image's space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocation {
-    /// What was written.
+    /// Space is allocated as the guest writes.
     Thin,
-    /// All of it.
+    /// All space is allocated at creation.
     Full,
 }
 
-/// A pool, as the settings have it.
+/// Pool according to the settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
-    /// The name of the storage class.
+    /// Name of the storage class.
     pub name: String,
-    /// The folder.
+    /// Directory of the pool.
     pub path: PathBuf,
-    /// How images are kept.
+    /// Format of the images.
     pub format: Format,
-    /// How much of them is there.
+    /// Allocation of the images' space.
     pub allocation: Allocation,
-    /// What guests see its volumes on; none: SCSI where the VM has a controller, else virtio-blk.
+    /// Bus on which guests see the volumes; `None` for SCSI if the VM has a controller, and virtio-blk otherwise.
     pub bus: Option<Bus>,
-    /// For volumes that name no class.
+    /// True for the class of volumes that name none.
     pub is_default: bool,
-    /// How long its file system may take for a call, until the caller is told that it does not answer.
+    /// Timeout of a call to its file system, after which the caller gets an error.
     pub patience: Duration,
 }
 
-/// Keeps volumes in pools.
+/// Backend for volumes in pools.
 #[derive(Debug)]
 pub struct Pools {
     settings: watch::Receiver<Vec<Pool>>,
@@ -87,8 +87,8 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// The pools of these settings, whose volumes are plugged by `hotplug`; which pools they are is kept in the directory
-    /// `state`.
+    /// Creates the pools of these settings, whose volumes are plugged by `hotplug`. The directory `state` holds the
+    /// register of the pools.
     pub fn new(settings: watch::Receiver<Vec<Pool>>, state: PathBuf, hotplug: Hotplug) -> Self {
         Self { access: Access::new(settings.clone(), Register::new(state)), settings, hotplug }
     }
@@ -98,13 +98,13 @@ impl Pools {
         self.access.in_pool_of(id, move |store| store.publish(&wanted, published)).await
     }
 
-    /// On which bus a volume that is not plugged yet is tried, one after the other.
+    /// Returns the buses to try, in this order, for a volume that is not plugged yet.
     fn buses(&self, class: &str) -> Vec<Bus> {
         let set = self.settings.borrow().iter().find(|pool| pool.name == class).and_then(|pool| pool.bus);
         set.map_or(vec![Bus::Scsi, Bus::VirtioBlk], |bus| vec![bus])
     }
 
-    /// What there is on that of these buses on which a volume is plugged that comes next.
+    /// Returns the present and possible disks on the bus, of these, that the next volume will be plugged into.
     async fn room(&self, vm: &str, buses: Vec<Bus>) -> Result<Option<hotplug::Places>, VolumeError> {
         for bus in buses {
             match self.hotplug.room(vm, bus).await {
@@ -115,7 +115,7 @@ impl Pools {
         Ok(None)
     }
 
-    /// Plugs the disk as it is remembered.
+    /// Plugs the disk according to its record.
     async fn attach(
         &self,
         entry: &Entry,
@@ -145,7 +145,7 @@ impl Pools {
     }
 }
 
-/// Ours with this serial number.
+/// Finds guestlet's disk with this serial number.
 fn find<'d>(disks: &'d [AttachedDisk], serial: &str) -> Option<&'d AttachedDisk> {
     disks.iter().find(|disk| disk.ours && disk.serial == serial)
 }
@@ -214,7 +214,7 @@ impl Volumes for Pools {
         if let Some(vm) = vm {
             match self.hotplug.resize(vm, serial, entry.record.size).await {
                 Ok(_) | Err(DiskError::Shrinks { .. }) => return Ok(entry.record.size),
-                // It is plugged again with the size that is remembered.
+                // The disk will be plugged again with the recorded size.
                 Err(DiskError::NotAttached(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -227,7 +227,7 @@ impl Volumes for Pools {
     async fn plug(&self, id: &str, published: Published, vm: &str) -> Result<Plugged, VolumeError> {
         let entry = self.access.entry(id).await?;
         let (before, read_only) = (entry.record.published.clone(), published.read_only);
-        // What can fail does so before anything is remembered.
+        // Check what would fail before anything is recorded.
         let wanted = id.to_owned();
         self.access.in_pool_of(id, move |store| store.sound(&wanted)).await?;
         let disks = self.hotplug.list(vm).await?;
@@ -264,13 +264,14 @@ impl Volumes for Pools {
         self.publish(id, Some(published.clone())).await?;
         match self.hotplug.detach(vm, entry.serial().to_owned(), patience, guest).await {
             Ok(_) => {
-                // It may have the image all the same, and as long as it has, it is remembered to.
+                // QEMU may still have the image open, and as long as it has, the VM must stay on record.
                 self.check_closed(&entry, vm).await?;
                 self.publish(id, None).await
             }
             Err(error) => {
-                // Otherwise it may be on its way out, and is not to be plugged again: also where the guest does not release it now, but
-                // its kernel was asked before, and lets go of it when it likes.
+                // In all other cases the disk may be on its way out, and must not be plugged again. That includes a guest
+                // whose agent does not release it now: its kernel may have been asked before, and can release the disk at any
+                // time.
                 let stays = match error {
                     DiskError::GuestRefuses(_) => true,
                     DiskError::NotReleased(_) => !was_leaving,
@@ -294,7 +295,7 @@ impl Volumes for Pools {
     ) -> Result<(), VolumeError> {
         let entry = self.access.entry(id).await?;
         if entry.record.published.is_none() {
-            // As long as it is there, it is remembered.
+            // The VM stays on record for as long as it has the volume.
             let (uuid, vm, node) = (from.uuid.clone(), from.vm.clone(), from.uuid.clone());
             let found = Published { uuid, vm, node, read_only: false, leaving: true };
             self.publish(id, Some(found)).await?;

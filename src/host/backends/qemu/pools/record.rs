@@ -1,16 +1,16 @@
-//! What is kept of one volume, in a file beside its image. Pure.
+//! Record of one volume, stored in a file beside its image. Pure.
 //!
 //! ```text
-//!  making ──image there──▶ ready ──to be removed──▶ removing ──image gone──▶ (no record)
-//!    └──found at a start: image and record are removed──────┘ (same)
+//!  making ──image written──▶ ready ──to be removed──▶ removing ──image removed──▶ (no record)
+//!    └──found at start: image and record are removed──────┘ (same)
 //! ```
 //!
-//! Nothing is kept as `making` any more; a program of before that was killed may have left one.
+//! Records are no longer stored as `making`, but an older program that was killed may have left one.
 //!
-//! `version` is the form that the writer knew, and `readers` the first one whose programs may use the record; it is
-//! left out where it is 1, so that the programs from before it can read what this one writes. A program that may use a
-//! record keeps the fields that it does not know. To add a field that older programs must not ignore: raise `VERSION`,
-//! and have the records that use it say so in `readers`.
+//! `version` is the newest format that the writer knew, and `readers` is the oldest format whose programs may
+//! use the record. It is left out if it is 1, so that programs from before its introduction can read what this
+//! one writes. A program that may use a record preserves the fields that it does not know. To add a field that
+//! older programs must not ignore: raise `VERSION`, and set `readers` accordingly in the records that use it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -18,89 +18,89 @@ use serde_json::{Map, Value};
 use super::super::super::disks::Format;
 use super::super::super::volumes::{self, Volume};
 
-/// Which form the records have that this program writes, and the newest that it knows.
+/// Version of the format that this program writes, and the newest one that it can read.
 const VERSION: u32 = 1;
 
-/// How far a volume is.
+/// Stage in the life of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
-    /// Its image may be there or not, and nobody was told of it.
+    /// The image may or may not exist, and the volume has not been reported to any client.
     Making,
-    /// It is there.
+    /// The volume exists.
     Ready,
-    /// Its image may be there or not, and nobody needs it any more.
+    /// The image may or may not exist, and is no longer needed.
     Removing,
 }
 
-/// The record of a volume.
+/// Record of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    /// The first version whose programs may use it, if that is said.
+    /// Oldest format version whose programs may use it, if the record contains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     readers: Option<u32>,
-    /// See [`Volume::id`].
+    /// Identifier; see [`Volume::id`].
     pub id: String,
-    /// See [`Volume::name`].
+    /// Name in the cluster; see [`Volume::name`].
     pub name: String,
-    /// See [`Volume::cluster`].
+    /// Owner; see [`Volume::cluster`].
     pub cluster: String,
-    /// See [`Volume::class`].
+    /// Storage class; see [`Volume::class`].
     pub class: String,
-    /// The size that it has, or is to have when it is plugged the next time.
+    /// Size in bytes that it has, or will have when it is plugged the next time.
     pub size: u64,
-    /// How the image is kept.
+    /// Format of the image.
     pub format: Kept,
-    /// Room for all of it is reserved.
+    /// True if all space is reserved.
     pub full: bool,
-    /// See [`Volume::claim`].
+    /// Name for people; see [`Volume::claim`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub claim: String,
-    /// How far it is.
+    /// Stage of the volume.
     pub stage: Stage,
-    /// See [`Volume::published`].
+    /// VM that it is published to; see [`Volume::published`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<Published>,
-    /// What a newer program keeps.
+    /// Fields that a newer program stored, to be preserved.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
-/// As [`Format`].
+/// Stored form of [`Format`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kept {
-    /// The image's bytes are the disk's.
+    /// The bytes of the image are the bytes of the disk.
     Raw,
-    /// QEMU's own format.
+    /// QEMU's copy-on-write format.
     Qcow2,
 }
 
-/// As [`volumes::Published`].
+/// Stored form of [`volumes::Published`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
     uuid: String,
     vm: String,
     node: String,
     read_only: bool,
-    /// It is being taken away.
+    /// True while the volume is being detached.
     pub leaving: bool,
-    /// What a newer program keeps.
+    /// Fields that a newer program stored, to be preserved.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
-/// A volume whose record cannot be used, with what can be read of it nevertheless: its name stays taken.
+/// Volume with an unusable record, and the fields that could be read nevertheless: its name stays taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Damaged {
-    /// Why it cannot be used.
+    /// Reason why the record is unusable.
     pub problem: String,
-    /// See [`Volume::id`].
+    /// Identifier, if readable; see [`Volume::id`].
     pub id: Option<String>,
-    /// See [`Volume::name`].
+    /// Name, if readable; see [`Volume::name`].
     pub name: Option<String>,
-    /// See [`Volume::cluster`].
+    /// Owner, if readable; see [`Volume::cluster`].
     pub cluster: Option<String>,
     class: Option<String>,
     size: Option<u64>,
@@ -108,19 +108,19 @@ pub struct Damaged {
 }
 
 impl Published {
-    /// The VM's UUID.
+    /// Returns the UUID of the VM.
     pub fn uuid(&self) -> &str {
         &self.uuid
     }
 
-    /// Its name at that time.
+    /// Returns the name of the VM at the time of publishing.
     pub fn vm(&self) -> &str {
         &self.vm
     }
 }
 
 impl Record {
-    /// Of a volume to be.
+    /// Creates the record of a new volume.
     pub fn new(id: String, new: volumes::NewVolume, format: Format, full: bool) -> Self {
         let format = match format {
             Format::Raw => Kept::Raw,
@@ -143,20 +143,20 @@ impl Record {
         }
     }
 
-    /// As it is kept.
+    /// Serializes the record.
     ///
     /// # Errors
-    /// Never in fact: all of it can be written as JSON.
+    /// Cannot occur in practice: all fields can be written as JSON.
     pub fn encode(&self) -> serde_json::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec_pretty(self)?;
         bytes.push(b'\n');
         Ok(bytes)
     }
 
-    /// A record that was kept.
+    /// Parses a stored record.
     ///
     /// # Errors
-    /// With what is wrong, if it is none, or one that only newer programs may use.
+    /// If it cannot be parsed, or only newer programs may use it; the text says why.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Form {
@@ -165,7 +165,7 @@ impl Record {
         }
 
         let Form { version, readers } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        // One of before `readers` was for its own version only.
+        // A record from before `readers` was meant for its own version only.
         let readers = readers.unwrap_or(version);
         if readers > VERSION {
             return Err(format!(
@@ -176,7 +176,7 @@ impl Record {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
     }
 
-    /// Notes which VM has the volume. What a newer program keeps about the same VM is kept.
+    /// Sets the VM that the volume is published to. Fields of a newer program are preserved if the VM is the same.
     pub fn publish(&mut self, published: Option<volumes::Published>) {
         let mut published = published.map(Published::from);
         if let (Some(new), Some(before)) = (&mut published, &mut self.published)
@@ -187,7 +187,7 @@ impl Record {
         self.published = published;
     }
 
-    /// How the image is kept.
+    /// Returns the format of the image.
     pub fn format(&self) -> Format {
         match self.format {
             Kept::Raw => Format::Raw,
@@ -195,7 +195,7 @@ impl Record {
         }
     }
 
-    /// As others are told of it.
+    /// Converts the record for the answer to a client.
     pub fn volume(&self, problem: Option<String>) -> Volume {
         Volume {
             id: self.id.clone(),
@@ -212,7 +212,7 @@ impl Record {
 }
 
 impl Damaged {
-    /// What there is in a record with this problem.
+    /// Recovers the readable fields of a record that has this problem.
     pub fn read(bytes: &[u8], problem: String) -> Self {
         let mut found: Value = serde_json::from_slice(bytes).unwrap_or_default();
         let mut text = |field: &str| match found.get_mut(field).map(Value::take) {
@@ -226,13 +226,13 @@ impl Damaged {
         Self { problem, id, name, cluster, class, size, published }
     }
 
-    /// Whether it may be the volume of this name.
+    /// Reports whether it may be the volume with this name: a field that is unreadable matches everything.
     pub fn may_be(&self, cluster: &str, name: &str) -> bool {
         self.cluster.as_deref().is_none_or(|one| one == cluster)
             && self.name.as_deref().is_none_or(|one| one == name)
     }
 
-    /// As others are told of it, under this identifier.
+    /// Converts the readable fields for the answer to a client, under this identifier.
     pub fn volume(&self, id: String) -> Volume {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         Volume {
@@ -315,7 +315,7 @@ mod tests {
         record.publish(Some(published));
         let kept: Value = serde_json::from_slice(&record.encode().unwrap()).unwrap();
         let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
-        // They refuse a record with any other field.
+        // Older programs refuse a record with any other field.
         let known = "version id name cluster class size format full claim stage published";
         assert_eq!(names(&kept), known.split(' ').map(str::to_owned).collect());
         let known = "uuid vm node read_only leaving";

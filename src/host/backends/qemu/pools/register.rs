@@ -1,12 +1,12 @@
-//! Which pool is at which path: what is kept beside the keys, so that a directory that is not the pool, such as a mount point
-//! under which nothing is mounted, is not taken for a new one. Blocks.
+//! Register of the pools by path, stored beside the keys. It keeps a directory that is not the pool, such as a
+//! mount point whose file system is not mounted, from being taken for a new pool. Blocks.
 //!
 //! ```text
 //! <trust.state-dir>/pools.json    {"version":1,"readers":1,"pools":{"/srv/fast":"0f1e2d3c4b5a69788796a5b4c3d2e1f0"}}
 //! ```
 //!
-//! A path gets its entry when its directory is a pool for the first time, and keeps it whatever the settings say later: only
-//! an administrator takes it out. It is read anew each time, so that what he has changed counts at once.
+//! A path gets its entry when its directory becomes a pool, and keeps it even if the settings change: only an
+//! administrator removes it. The file is read again for each use, so that manual changes take effect at once.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,50 +18,50 @@ use serde::{Deserialize, Serialize};
 use super::identity;
 use crate::sys::directory::Directory;
 
-/// The name of the file.
+/// Name of the file.
 const FILE: &str = "pools.json";
-/// Which form it has that this program writes, and the newest that it knows.
+/// Version of the format that this program writes, and the newest one that it can read.
 const VERSION: u32 = 1;
-/// Bytes of the longest one.
+/// Maximum size of the file in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What is kept.
+/// Handle to the stored register.
 #[derive(Debug)]
 pub struct Register {
     folder: PathBuf,
-    /// Held while it is changed: each pool has a worker of its own.
+    /// Held while the file is being changed, because each pool has its own worker.
     turn: Mutex<()>,
 }
 
-/// The file.
+/// Contents of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     version: u32,
-    /// The first version whose programs may use it.
+    /// Oldest format version whose programs may use it.
     readers: u32,
-    /// UUIDs by path.
+    /// UUIDs of the pools by path.
     pools: BTreeMap<PathBuf, String>,
 }
 
-/// The pool that was at a path.
+/// Pool that was at a path before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expected {
-    /// Its UUID.
+    /// UUID of the pool.
     pub uuid: String,
-    /// What to do if it is not there, for people.
+    /// Advice for people, in case the directory is not the pool.
     pub advice: String,
 }
 
 impl Register {
-    /// Kept in that directory, which is there.
+    /// Creates a register in that directory, which must exist.
     pub fn new(folder: PathBuf) -> Self {
         Self { folder, turn: Mutex::default() }
     }
 
-    /// The pool that was at this path, if one was.
+    /// Returns the pool that was at this path before, if there was one.
     ///
     /// # Errors
-    /// If what is kept cannot be read: nobody knows then.
+    /// If the file cannot be read, so that the pool is unknown.
     pub fn expected(&self, path: &Path) -> io::Result<Option<Expected>> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let uuid = self.read()?.pools.remove(path);
@@ -75,7 +75,7 @@ impl Register {
         Ok(uuid.map(|uuid| Expected { uuid, advice: advice() }))
     }
 
-    /// Keeps that this pool is at this path, whatever happens from now on.
+    /// Records durably that this pool is at this path.
     ///
     /// # Errors
     /// If the system refuses.
@@ -117,7 +117,7 @@ impl Register {
         Ok(kept)
     }
 
-    /// That it cannot be told which pool is to be at a path.
+    /// Returns the error for a register from which the pool of a path cannot be determined.
     fn wrong(&self, what: &str, problem: &dyn std::fmt::Display) -> io::Error {
         let file = self.folder.join(FILE);
         io::Error::other(format!("cannot {what} {}, which lists the known pools: {problem}", file.display()))

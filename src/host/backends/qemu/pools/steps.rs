@@ -1,14 +1,14 @@
-//! The moments at which a test kills the program, or has a file system hang.
+//! Points at which a test kills the program, or makes a file system hang.
 
 use std::io;
 
-/// Does nothing but in tests.
+/// Hooks for tests; does nothing otherwise.
 #[derive(Debug, Default, Clone)]
 pub struct Steps {
-    /// So many are done before.
+    /// Number of steps that are left before the kill.
     #[cfg(test)]
     left: Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>,
-    /// Nothing goes on while somebody holds it.
+    /// Lock that makes every step wait while a test holds it.
     #[cfg(test)]
     hangs: std::sync::Arc<std::sync::Mutex<()>>,
 }
@@ -16,7 +16,7 @@ pub struct Steps {
 #[cfg(not(test))]
 #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "only a test's program is killed")]
 impl Steps {
-    /// Another step is done; `last` is what is half done where the program is killed.
+    /// Marks the completion of a step. `last` is run if the program is killed here, and does half of the next step.
     pub fn step(&self, _: impl FnOnce()) -> io::Result<()> {
         Ok(())
     }
@@ -27,12 +27,12 @@ impl Steps {
 
 #[cfg(test)]
 impl Steps {
-    /// Killed after so many.
+    /// Creates hooks that kill the program after this number of steps.
     pub fn killed_after(steps: usize) -> Self {
         Self { left: Some(std::sync::Arc::new(steps.into())), ..Self::default() }
     }
 
-    /// With a file system that hangs while somebody holds this.
+    /// Creates hooks whose file system hangs while this lock is held.
     pub fn hanging(hangs: std::sync::Arc<std::sync::Mutex<()>>) -> Self {
         Self { hangs, ..Self::default() }
     }

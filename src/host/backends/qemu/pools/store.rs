@@ -1,8 +1,9 @@
-//! What is done in the pools' directories: kept on disk before anybody is told, and then in the [`index`](super::index).
-//! What says so blocks; it is for the pool's worker (see [`access`](super::access)).
+//! Operations in the pools' directories: each change is stored on disk before it is reported, and then entered
+//! in the [`index`](super::index). Functions whose documentation says so block; they are called on the pool's
+//! worker (see [`access`](super::access)).
 //!
-//! The index is behind a lock that is held for moments only; whatever takes long is done between. Who calls sees to it
-//! that one operation at a time is at work on a volume.
+//! The lock of the index is held for moments only, and never during an operation that takes long. The caller
+//! ensures that only one operation at a time works on a volume.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,25 +25,26 @@ use super::steps::Steps;
 use super::{Allocation, Pool, identity};
 use crate::sys::host_name::host_name;
 
-/// Where the largest volume ends: 64 TiB.
+/// Maximum size of a volume: 64 TiB.
 pub const LARGEST: u64 = 64 << 40;
 
-/// All volumes.
+/// Stored volumes of all pools.
 #[derive(Debug)]
 pub struct Store {
     settings: watch::Receiver<Vec<Pool>>,
     index: Mutex<Index>,
-    /// The name of this machine.
+    /// Name of this machine.
     host: String,
-    /// Which pools there were.
+    /// Register of the pools by path.
     register: Register,
-    /// What happens to the program in which directory.
+    /// Test hooks by directory.
     #[cfg(test)]
     pub steps: Vec<(PathBuf, Steps)>,
 }
 
 impl Store {
-    /// The pools of these settings, each of which is the one that the register has, if it has one. Nothing is read yet.
+    /// Creates the store of the pools of these settings. A pool that is in the register has to be the registered
+    /// one. Nothing is read yet.
     pub fn new(settings: watch::Receiver<Vec<Pool>>, register: Register) -> Self {
         Self {
             settings,
@@ -66,15 +68,15 @@ impl Store {
         found.map(|(_, steps)| steps.clone()).unwrap_or_default()
     }
 
-    /// What is known, with the pools of the present settings.
+    /// Locks the index, after adopting the pools of the present settings.
     pub fn index(&self) -> MutexGuard<'_, Index> {
-        // Nothing that is done under the lock leaves it half changed.
+        // A poisoned lock can be used: no operation under it leaves the index inconsistent.
         let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
         index.follow(&self.settings.borrow());
         index
     }
 
-    /// Opens the pool at a path and reads its volumes, if that is yet to be done. Blocks.
+    /// Opens the pool at a path and reads its volumes, if that has not been done yet. Blocks.
     pub fn open(&self, path: &Path) {
         if self.index().at(path).is_none_or(|slot| slot.open().is_some()) {
             return;
@@ -91,7 +93,7 @@ impl Store {
                     let problem = &damaged.problem;
                     tracing::error!(path = %path.display(), serial, problem, "the record of a volume cannot be used");
                 }
-                // It may have got another name while it was read.
+                // The pool may have been renamed while it was being read.
                 open.rename(&slot.pool.name);
                 slot.state = State::Open(Box::new(open));
             }
@@ -110,7 +112,7 @@ impl Store {
         let folder = Folder::open(path, expected.as_ref(), self.steps(path)).map_err(words)?;
         let uuid = folder.uuid().to_owned();
         let name = {
-            // Nothing is read of a copy, nor removed from it.
+            // Record the UUID first: a copy of a pool must be detected before anything in it is read or removed.
             let mut index = self.index();
             if let Some(slot) = index.at(path)
                 && let State::Closed { uuid: known, .. } = &mut slot.state
@@ -123,16 +125,16 @@ impl Store {
             }
             twin.map(|slot| slot.pool.name.clone()).unwrap_or_default()
         };
-        // Before there is anything in it.
+        // Register the pool before anything is stored in it.
         self.register.remember(path, &uuid).map_err(|error| (error.to_string(), Some(uuid.clone())))?;
         let loaded = folder.load().map_err(|error| (error.to_string(), Some(uuid)))?;
         Ok(Open::new(&name, Arc::new(folder), loaded))
     }
 
-    /// How much room a class has. Blocks.
+    /// Returns the total and free space of a class. Blocks.
     ///
     /// # Errors
-    /// If it is unknown, or cannot be used now.
+    /// If the class is unknown, or its pool is unusable at present.
     pub fn capacity(&self, class: &str) -> Result<Capacity, VolumeError> {
         let (folder, pool) = self.class(class)?;
         let (size, free) = room(&folder)?;
@@ -149,26 +151,26 @@ impl Store {
         Ok((Arc::clone(&index.usable(slot)?.folder), slot.pool.clone()))
     }
 
-    /// All volumes of the pools that were opened.
+    /// Returns all volumes of the opened pools.
     #[cfg(test)]
     pub fn list(&self) -> Vec<Volume> {
         self.index().part(None, "", usize::MAX)
     }
 
-    /// One volume; none if there is none.
+    /// Returns a volume; `None` if it certainly does not exist.
     ///
     /// # Errors
-    /// If it may be somewhere: its record or its pool cannot be used, or it is of another host.
+    /// If it may exist: its record or its pool is unusable, or it belongs to another host.
     pub fn get(&self, id: &str) -> Result<Option<Entry>, VolumeError> {
         let index = self.index();
         let known = index.find(id, &self.host)?.map(|(_, known)| &known.entry);
         Ok(known.filter(|entry| entry.record.stage != Stage::Making).cloned())
     }
 
-    /// As others are told of a volume; none if there is none.
+    /// Returns a volume in the form for clients; `None` if it certainly does not exist.
     ///
     /// # Errors
-    /// As [`Store::get`].
+    /// Those of [`Store::get`].
     pub fn volume(&self, id: &str) -> Result<Option<Volume>, VolumeError> {
         let index = self.index();
         let found = index.find(id, &self.host)?;
@@ -176,18 +178,19 @@ impl Store {
         Ok(found.and_then(|(slot, known)| Some(index.show(slot, slot.open()?, known))))
     }
 
-    /// As [`Store::get`], where there has to be one.
+    /// Returns a volume that has to exist, like [`Store::get`].
     ///
     /// # Errors
-    /// If there is none, too.
+    /// Those of [`Store::get`], and if the volume does not exist.
     pub fn entry(&self, id: &str) -> Result<Entry, VolumeError> {
         self.get(id)?.ok_or_else(|| VolumeError::Unknown(id.to_owned()))
     }
 
-    /// Makes a volume. Blocks.
+    /// Creates a volume. Blocks.
     ///
     /// # Errors
-    /// If there is no room, or the system refuses; nothing of it is left then. And if there may be one of its name.
+    /// If there is not enough space, or the system refuses, in which case nothing is left behind; and if a volume
+    /// with this name may exist.
     pub fn create(&self, new: NewVolume) -> Result<Volume, VolumeError> {
         let (folder, pool) = self.class(&new.class)?;
         self.look_again(&folder);
@@ -229,15 +232,15 @@ impl Store {
     /// Removes a volume. Blocks.
     ///
     /// # Errors
-    /// If the system refuses; then it is removed when it is asked for again, or at the next start. And if what is under
-    /// the image's name is not an image.
+    /// If the system refuses; the removal is completed by the next call, or at the next start. And if the file
+    /// under the image's name is not an image.
     pub fn remove(&self, id: &str) -> Result<(), VolumeError> {
         let mut entry = self.entry(id)?;
         if let Some(problem) = entry.problem().filter(|problem| problem != GONE) {
             return Err(entry.damaged(&problem));
         }
         let serial = entry.serial().to_owned();
-        // Held until the image is gone.
+        // Keep the claims until the image has been removed, so that no process can open it meanwhile.
         let claims = entry.folder.claim(&serial).map_err(|error| match error.kind() {
             io::ErrorKind::ResourceBusy => VolumeError::InUse(format!(
                 "the image {} is open in another program",
@@ -260,7 +263,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether anybody has a volume's image open; nothing if there is none. Blocks.
+    /// Determines whether any process has a volume's image open; `None` if there is no image. Blocks.
     ///
     /// # Errors
     /// If the system refuses.
@@ -269,26 +272,26 @@ impl Store {
         entry.folder.used(entry.serial(), &entry.record).map_err(entry.refused("look at"))
     }
 
-    /// Sees to it that a volume's image can be used. Blocks.
+    /// Checks that a volume's image is usable. Blocks.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If it is not.
     pub fn sound(&self, id: &str) -> Result<(), VolumeError> {
         self.entry(id)?.check()
     }
 
-    /// Remembers which VM has a volume. Blocks.
+    /// Records which VM has a volume. Blocks.
     ///
     /// # Errors
-    /// If the system refuses; then what was remembered before is.
+    /// If the system refuses; the previous record then remains.
     pub fn publish(&self, id: &str, published: Option<Published>) -> Result<(), VolumeError> {
         let mut entry = self.entry(id)?;
         let before = entry.record.published.clone().map(Published::from);
         if before == published {
             return Ok(());
         }
-        // Whether it is being taken away matters to the program that comes after this one, but to none that comes after
-        // a loss of power: that takes the VM as well.
+        // Whether the volume is being detached matters after a restart of the program, but not after a power loss,
+        // which ends the VM as well.
         let same = |one: &Published, other: &Published| {
             Published { leaving: other.leaving, ..one.clone() } == *other
         };
@@ -305,10 +308,11 @@ impl Store {
         })
     }
 
-    /// Gives a volume's image to QEMU's user, if that is known, and returns its path without links, by which QEMU finds it. Blocks.
+    /// Gives a volume's image to QEMU's user, if known, and returns the path by which QEMU opens it, with links
+    /// resolved. Blocks.
     ///
     /// # Errors
-    /// If it is not there as it has to be, or the system refuses.
+    /// If the image is not as it should be, or the system refuses.
     pub fn give(&self, id: &str, owner: Option<Owner>) -> Result<PathBuf, VolumeError> {
         let entry = self.entry(id)?;
         entry.check()?;
@@ -316,11 +320,11 @@ impl Store {
         given.and_then(|()| entry.image().canonicalize()).map_err(entry.refused("give to QEMU's user"))
     }
 
-    /// Makes room for a volume that is to have at least so many bytes, and remembers its size. Where no VM has it,
-    /// [`Store::lengthen`] does the rest. Blocks.
+    /// Reserves space for a volume that is to have at least `size` bytes, and records the size. If no VM has the
+    /// volume, [`Store::lengthen`] completes the operation. Blocks.
     ///
     /// # Errors
-    /// If there is no room, or the system refuses; the volume has the size that it had then.
+    /// If there is not enough space, or the system refuses; the volume then keeps its size.
     pub fn grow(&self, id: &str, size: u64) -> Result<Entry, VolumeError> {
         let mut entry = self.entry(id)?;
         entry.check()?;
@@ -336,7 +340,7 @@ impl Store {
         Ok(entry)
     }
 
-    /// Gives the image of a volume that no VM has the size that is remembered. Blocks.
+    /// Expands the image of a volume that no VM has to the recorded size. Blocks.
     ///
     /// # Errors
     /// If the system refuses.
@@ -357,7 +361,7 @@ impl Store {
         Ok(())
     }
 
-    /// The index has what the disk has.
+    /// Updates the index to the state on disk.
     fn remember(&self, entry: &Entry) {
         let mut index = self.index();
         let open = index.open_at(entry.folder.path()).filter(|open| Arc::ptr_eq(&open.folder, &entry.folder));
@@ -375,12 +379,12 @@ impl Store {
     }
 }
 
-/// Bytes of a pool's file system, and those of them that are free.
+/// Returns the total and free bytes of a pool's file system.
 fn room(folder: &Folder) -> Result<(u64, u64), VolumeError> {
     folder.room().map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
 }
 
-/// That a pool has left the settings meanwhile.
+/// Returns the error for a pool that was removed from the settings meanwhile.
 fn gone(pool: &str) -> VolumeError {
     VolumeError::Unavailable(format!("the pool {pool} has left the settings"))
 }
@@ -389,7 +393,7 @@ fn no_room(pool: &str, size: u64) -> VolumeError {
     VolumeError::Full(format!("the storage class {pool} has no space for {size} bytes"))
 }
 
-/// What an error of the system means.
+/// Converts a system error.
 fn system(pool: &str, size: u64, what: &'static str, path: PathBuf, error: io::Error) -> VolumeError {
     match error.kind() {
         io::ErrorKind::FileTooLarge if size > 0 => no_room(pool, size),

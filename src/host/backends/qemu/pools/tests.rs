@@ -1,4 +1,4 @@
-//! What is on disk, whatever ends the program and whenever.
+//! Consistency of the stored state, however and whenever the program ends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn of(pools: Vec<Pool>) -> Store {
     Store::new(watch::channel(pools).1, register)
 }
 
-/// Which pools there were, of the directory that the pools are in.
+/// Returns the register of the pools in this directory.
 fn register(path: &Path) -> Register {
     Register::new(path.to_owned())
 }
@@ -46,7 +46,7 @@ fn store(path: &Path) -> Store {
     opened(of(pools(path)))
 }
 
-/// One whose program is killed after so many steps.
+/// Creates a store whose program is killed after this number of steps.
 fn killed_after(path: &Path, steps: usize) -> Store {
     let mut store = of(pools(path));
     store.steps = vec![(path.to_owned(), Steps::killed_after(steps))];
@@ -57,7 +57,7 @@ fn paths(store: &Store) -> Vec<PathBuf> {
     store.index().slots.iter().map(|slot| slot.pool.path.clone()).collect()
 }
 
-/// With its pools opened, as far as that is possible, and looked at.
+/// Opens the pools of a store, as far as possible, and checks them.
 fn opened(store: Store) -> Store {
     open(&store);
     store
@@ -77,14 +77,14 @@ fn serial(id: &str) -> &str {
     super::identity::parse(id).unwrap().serial
 }
 
-/// The only volume there is.
+/// Returns the only volume.
 #[track_caller]
 fn only(store: &Store) -> Volume {
     let [volume] = store.list().try_into().unwrap();
     volume
 }
 
-/// Asserts that an error is of this kind, and says all this.
+/// Asserts that an error is of this kind and contains all of these texts.
 #[track_caller]
 fn says<T: std::fmt::Debug>(
     outcome: Result<T, VolumeError>,
@@ -118,7 +118,7 @@ fn published(vm: u8) -> Published {
     }
 }
 
-/// The files of all pools.
+/// Lists the files of all pools.
 fn files(path: &Path) -> Vec<String> {
     let mut names = Vec::new();
     for pool in ["fast", "full", "qcow"] {
@@ -133,12 +133,12 @@ fn files(path: &Path) -> Vec<String> {
     names
 }
 
-/// What a test knows of a volume: its size and VM, or those that it may have.
+/// Expected state of a volume: its size and VM, or the values that are possible after an interruption.
 #[derive(Debug, Clone, Default)]
 struct Known {
     sizes: Vec<u64>,
     vms: Vec<Option<Published>>,
-    /// It may be gone.
+    /// True if the volume may have been removed.
     doubtful: bool,
 }
 
@@ -164,7 +164,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(act, 1..12)
 }
 
-/// Does what it can until it is killed. What was said to be done is known for certain, what was not is one or the other.
+/// Performs the operations until it is killed. A completed operation is certain to have taken effect; an
+/// interrupted one may or may not have.
 fn act(store: &Store, acts: &[Act], known: &mut BTreeMap<String, Known>) {
     for (number, act) in acts.iter().enumerate() {
         let pick = |at: &usize| known.keys().nth(*at).cloned();
@@ -221,7 +222,7 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let mut known = BTreeMap::new();
         act(&killed_after(folder.path(), steps), &acts, &mut known);
-        // Killed again while it cleans up.
+        // Kill it again while it cleans up.
         drop(killed_after(folder.path(), loading));
         let store = store(folder.path());
         let found = store.list();
@@ -231,7 +232,7 @@ proptest! {
             let entry = store.entry(&volume.id).unwrap();
             let ending = entry.record.format().name();
             expected.extend([format!("{}.json", entry.serial()), format!("{}.{ending}", entry.serial())]);
-            // One that nobody was told of was finished just before the end.
+            // A volume whose creation was completed but not reported before the kill.
             let Some(known) = known.get(&volume.id) else { continue };
             prop_assert!(known.sizes.contains(&volume.size), "{:?} {:?}", volume, known);
             prop_assert!(known.vms.contains(&volume.published), "{:?} {:?}", volume, known);
@@ -253,7 +254,7 @@ fn a_full_pool_says_so_and_keeps_nothing() {
     let error = store.create(new("v", "full", free.free + (1 << 30))).unwrap_err();
     assert!(matches!(&error, VolumeError::Full(words) if words.contains("has no space for")), "{error}");
     assert_eq!((store.list().len(), files(folder.path())), (0, vec![]));
-    // A file system that takes no such file.
+    // The file system does not support a file of this size.
     let error = store.create(new("v", "fast", 1 << 62)).unwrap_err();
     assert!(matches!(error, VolumeError::Full(_)), "{error}");
     assert_eq!((store.list().len(), files(folder.path())), (0, vec![]));
@@ -271,7 +272,7 @@ fn pools_come_and_go_with_the_settings() {
     says(store.create(new("w", "full", 512)), VolumeError::Unavailable, &["it is being opened"]);
     open(&store);
     store.create(new("w", "full", 512)).unwrap();
-    // Under another name the volumes are the same ones.
+    // The volumes stay the same when the pool is renamed.
     settings.send_replace(vec![Pool { name: "quick".into(), ..all[0].clone() }]);
     assert_eq!(only(&store).id, id);
     assert!(store.get(&id).unwrap().is_some());
@@ -323,6 +324,6 @@ fn nothing_is_synced_that_need_not_be() {
         store.lengthen(id).unwrap();
     });
     let remove = count(&|| store.remove(id).unwrap());
-    // As docs/csi.md has them.
+    // The numbers that docs/csi.md states.
     assert_eq!([create, publish, repeat, leaving, forget, grow, remove], [3, 2, 0, 1, 2, 3, 3]);
 }

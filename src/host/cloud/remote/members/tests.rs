@@ -1,7 +1,7 @@
 use super::*;
 use crate::host::backends::kubevirt::interfaces::Interface;
 
-/// The VirtualMachine `ns/<vm>` of the cluster `ns/dev`.
+/// Builds the VirtualMachine `ns/<vm>` of the cluster `ns/dev`.
 fn wanted(vm: &str, uid: &str) -> Facts {
     let interface = Interface { network: "ns/lan".into(), ..Interface::default() };
     Facts {
@@ -16,7 +16,7 @@ fn wanted(vm: &str, uid: &str) -> Facts {
     }
 }
 
-/// A run of it.
+/// Builds a run of this VirtualMachine.
 fn run(vm: &str, uid: &str, node: &str) -> Facts {
     let mut facts = Facts { instance_type: String::new(), ..wanted(vm, uid) };
     facts.uid = format!("run-of-{uid}");
@@ -36,7 +36,7 @@ fn host(name: &str, zone: &str) -> Host {
     Host { name: name.into(), labels }
 }
 
-/// What was told, in words.
+/// Formats news as words.
 fn words(news: &[News]) -> Vec<String> {
     let word = |news: &News| match news {
         News::There(cluster, one) => format!(
@@ -52,7 +52,7 @@ fn words(news: &[News]) -> Vec<String> {
     news.iter().map(word).collect()
 }
 
-/// One that knows `a`, which runs on h1, and `b`, which is off.
+/// Builds an index with `a`, which runs on h1, and `b`, which is off.
 fn begun() -> Members {
     let mut members = Members::default();
     let vms = vec![Arc::new(wanted("a", "ua")), Arc::new(wanted("b", "ub"))];
@@ -91,7 +91,7 @@ fn vms_are_told_when_all_is_known_and_then_as_they_change() {
     assert_eq!((members.name("ns/dev", "ua"), members.name("ns/dev", "ub")), (None, Some("ns/b")));
 }
 
-/// harvester/harvester#4947, #11580: a Node was looked for by the VM's name.
+/// Regression test for harvester/harvester#4947 and #11580, where a Node was looked up by the VM's name.
 #[test]
 fn the_name_of_a_node_is_what_the_agent_in_that_very_run_says() {
     let mut members = begun();
@@ -110,7 +110,7 @@ fn one_that_changes_its_cluster_leaves_the_other() {
     let none = Facts { cluster: String::new(), ..run("a", "ua", "h1") };
     let told = words(&members.hear_vms(Kind::Runs, Heard::There(Arc::new(none))));
     assert_eq!(told, ["ns/prod ua gone"]);
-    // Made again under the same name.
+    // The VM is created anew under the same name.
     let again = words(&members.hear_vms(Kind::Wanted, Heard::There(Arc::new(wanted("b", "uc")))));
     assert_eq!(again, ["ns/dev ub gone", r#"ns/dev uc Stopped as "" in "" at []"#]);
 }

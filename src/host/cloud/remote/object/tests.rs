@@ -5,7 +5,8 @@ fn service(name: &str, uid: &str) -> Service {
     Service { namespace: "default".into(), name: name.into(), uid: uid.into() }
 }
 
-/// The sums are those of another program. They never change: Harvester's cloud provider finds its objects by them.
+/// The checksums were computed by another program. They must never change, since Harvester's cloud provider finds
+/// its objects by them.
 #[test]
 fn names_are_those_of_harvesters_cloud_provider() {
     let uid = "3f1c9a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d";
@@ -25,7 +26,7 @@ fn names_are_those_of_harvesters_cloud_provider() {
     }
 }
 
-/// One as Harvester's cloud provider makes it.
+/// Builds an object as Harvester's cloud provider creates it.
 fn theirs() -> Value {
     json!({
         "metadata": {
@@ -79,7 +80,7 @@ fn what_its_status_says_is_its_address() {
     assert_eq!(with(condition("Unknown")), Address::None(None));
 }
 
-/// What is wanted of a Service of one port.
+/// Returns the configuration of a Service with one port.
 pub fn wanted() -> Wanted {
     use super::super::super::wanted::{Family, Port};
     Wanted {
@@ -106,7 +107,7 @@ fn what_is_written_is_read_again() {
     let mut made = new("ns/dev", &of, &wanted, Some("lan"), Some("ns/lan"));
     assert_eq!(made["spec"], json!({ "workloadType": "cluster", "ipam": "pool", "ipPool": "lan" }));
     assert_eq!(made["metadata"]["annotations"][NETWORK], "ns/wan");
-    // One that was not asked for is chosen, so that nobody else chooses another cluster's.
+    // If no network is requested, one is chosen here, so that Harvester does not choose another cluster's.
     let any = new("ns/dev", &of, &self::wanted(), None, Some("ns/lan"));
     let annotations = &any["metadata"]["annotations"];
     assert_eq!((&annotations[NETWORK], &annotations[ASKED_NETWORK]), (&json!("ns/lan"), &json!(null)));
@@ -114,12 +115,12 @@ fn what_is_written_is_read_again() {
     let object = read(&made).unwrap();
     assert_eq!((&object.service, object.wanted.as_ref()), (&of, Some(&wanted)));
     assert_eq!((object.want(&of, &wanted), object.asked_network("x")), (None, "ns/wan"));
-    // One that was taken over is said to be, and has its address where Harvester's cloud provider looks for it.
+    // An object that was taken over says so, and has its address where Harvester's cloud provider looks for it.
     let mut theirs = theirs();
     theirs["status"]["address"] = json!("");
     let patch = read(&theirs).unwrap().want(&of, &wanted).unwrap();
     assert_eq!((&patch["metadata"]["annotations"][UID], &patch["status"]), (&json!("u-1"), &json!(null)));
-    // Once Harvester has written the last of its own.
+    // Harvester has completed its own writes.
     theirs["metadata"]["finalizers"] = json!(["wrangler.cattle.io/harvester-lb-controller"]);
     let patch = read(&theirs).unwrap().want(&of, &wanted).unwrap();
     assert_eq!(patch["status"], json!({ "address": "192.0.2.7" }));

@@ -15,7 +15,7 @@ use crate::wire::proto::v1::load_balancer::State;
 
 mod told;
 
-/// An API with these objects, and one who makes steps in it.
+/// API with some objects, and a client that carries out steps in it.
 struct World {
     balancers: Balancers,
     settings: Settings,
@@ -67,7 +67,7 @@ impl World {
         Plan { balancers: &self.balancers, settings: &self.settings, cluster: "ns/dev", beside: 0 }
     }
 
-    /// Makes steps until nothing is left to do.
+    /// Carries out steps until nothing is left to do.
     fn ensure(&mut self, name: &str, wanted: &Wanted) -> Result<(), Refusal> {
         for _ in 0..8 {
             match self.plan().ensure(&service(name), wanted)? {
@@ -104,14 +104,14 @@ impl World {
         Ok(giving)
     }
 
-    /// Harvester gives an address.
+    /// Has Harvester assign an address.
     fn allocate(&mut self, name: &str, ip: &str) {
         let id = self.id(name);
         self.change(&id, &json!({ "status": { "allocatedAddress": { "ip": ip, "ipPool": "p" } } }));
         self.take_up(name);
     }
 
-    /// Harvester will hear of its end.
+    /// Has Harvester add its finalizer.
     fn take_up(&mut self, name: &str) {
         let id = self.id(name);
         self.change(
@@ -132,7 +132,7 @@ impl World {
         message(&self.balancers, self.settings.of_clusters.get("ns/dev"), key)
     }
 
-    /// The word for why a Service cannot have this.
+    /// Asserts the reason why a Service cannot have this.
     fn fails(&mut self, name: &str, wanted: &Wanted, expected: &str) {
         match self.ensure(name, wanted) {
             Err(Refusal::Failure(failure)) => assert_eq!(failure.reason, expected, "{}", failure.message),
@@ -152,7 +152,7 @@ fn a_service_gets_an_object_and_its_address() {
     let told = world.told("web");
     assert_eq!((told.state(), told.addresses[0].address.as_str()), (State::Ready, "192.0.2.7"));
     assert_eq!((told.addresses[0].pool.as_str(), told.service.unwrap().uid.as_str()), ("p", "u-web"));
-    // That it has an address is written where Harvester's cloud provider looks for it.
+    // The address is also written to where Harvester's cloud provider looks for it.
     world.ensure("web", &of_port(80)).unwrap();
     assert_eq!(world.objects[&world.id("web")]["status"]["address"], "192.0.2.7");
     world.ensure("web", &of_port(81)).unwrap();
@@ -173,7 +173,7 @@ fn what_it_is_cannot_become_something_else() {
     assert_eq!(world.steps.len(), 1);
 }
 
-/// harvester/harvester#10905: any network could be named.
+/// Regression test for harvester/harvester#10905, where any network could be named.
 #[test]
 fn what_the_cluster_may_not_have_is_refused_and_nothing_is_made() {
     let mut world = World::new();
@@ -230,7 +230,7 @@ fn services_share_an_address_as_long_as_their_ports_differ() {
     world.fails("web", &of_port(5432), "PortInUse");
     let refused = world.release(&service("web")).unwrap_err();
     assert!(matches!(&refused, Problem::Contradiction(why) if why.contains("shop/db")), "{refused:?}");
-    // It gets one of its own, and is no sharer any more; and the other way round.
+    // It gets an address of its own and is no longer a sharer; then the other way round.
     world.ensure("db", &of_port(5432)).unwrap();
     assert_eq!(world.told("db").shares_with, None);
     assert!(world.balancers.shared("ns/dev", "u-db").is_none());
@@ -264,7 +264,7 @@ fn one_that_shares_anothers_address_leaves_the_one_before() {
     world.ensure("api", &sharing(81, "db")).unwrap();
     assert_eq!(world.told("api").addresses[0].address, "192.0.2.8");
     assert!(matches!(world.release(&service("web")), Ok(Giving::Step(Step::Remove(_)))));
-    // Whoever did that before did not come to an end.
+    // An earlier attempt to do this was interrupted.
     let mut world = World::new();
     for (name, port, address) in [("web", 80, "192.0.2.7"), ("db", 5432, "192.0.2.8")] {
         world.ensure(name, &of_port(port)).unwrap();
@@ -284,12 +284,13 @@ fn one_that_shares_anothers_address_leaves_the_one_before() {
     }
 }
 
-/// Harvester's cloud provider took one whose address was not announced yet for none, and left it (harvester/harvester#8318, #5918).
+/// Harvester's cloud provider ignored an object whose address was not announced yet, and did not delete it
+/// (harvester/harvester#8318, #5918).
 #[test]
 fn one_is_given_back_however_far_it_has_come() {
     let mut world = World::new();
     world.ensure("web", &of_port(80)).unwrap();
-    // Harvester may be reserving an address for it: of its end it would not hear.
+    // Harvester may be reserving an address for it, and would not notice its deletion.
     let early = Giving::Early("u-web".to_owned(), world.id("web"));
     assert_eq!(world.release(&service("web")), Ok(early));
     world.take_up("web");
@@ -298,7 +299,7 @@ fn one_is_given_back_however_far_it_has_come() {
         (world.release(&service("web")), world.told("web").state()),
         (Ok(Giving::UnderWay), State::Releasing)
     );
-    // It is wanted again: it is made anew when it is gone.
+    // Requested again, it is created anew once the old object is deleted.
     world.fails("web", &of_port(80), "BeingReleased");
     let id = world.id("web");
     drop(world.balancers.drop(&id));
@@ -306,7 +307,7 @@ fn one_is_given_back_however_far_it_has_come() {
     world.ensure("web", &of_port(80)).unwrap();
 }
 
-/// One as Harvester's cloud provider has made it for this Service.
+/// Builds an object as Harvester's cloud provider has created it for this Service.
 fn theirs(of: &Service) -> Value {
     let mut made = object::new("ns/dev", of, &wanted(), None, None);
     let annotations = made["metadata"]["annotations"].as_object_mut().unwrap();
@@ -329,12 +330,13 @@ fn one_that_harvester_has_made_is_taken_over_under_its_name() {
     assert_eq!((world.steps.len(), world.objects.len()), (1, 1), "{:?}", world.steps);
     assert_eq!(world.told("web").addresses[0].address, "192.0.2.7");
     assert_eq!(world.balancers.keys(Some("ns/dev")).len(), 1);
-    // What Harvester's own needs is as it was.
+    // The labels that Harvester's cloud provider needs are unchanged.
     let object = world.objects.values().next().unwrap();
     assert_eq!(object["metadata"]["labels"], theirs(&service("web"))["metadata"]["labels"]);
 }
 
-/// harvester/harvester#11345: a Service that is made again under another UID leaves its object.
+/// Regression test for harvester/harvester#11345: a Service that is created anew with another UID leaves its
+/// object behind.
 #[test]
 fn what_a_service_of_the_same_name_has_left_is_not_taken_over_and_can_be_given_back() {
     let mut world = World::new();
@@ -345,7 +347,7 @@ fn what_a_service_of_the_same_name_has_left_is_not_taken_over_and_can_be_given_b
     let nobodys = Service { uid: String::new(), ..before };
     assert!(matches!(world.release(&nobodys), Ok(Giving::Step(Step::Remove(id))) if id != world.id("web")));
     assert_eq!(world.release(&nobodys), Ok(Giving::UnderWay));
-    // One that guestlet has made says whose it was.
+    // An object that guestlet has created says whose it was.
     world.ensure("db", &of_port(80)).unwrap();
     let again = Service { uid: "again".into(), ..service("db") };
     assert_eq!(world.plan().release(&again), Ok(Giving::Nothing));
@@ -405,7 +407,7 @@ fn what_the_host_says_of_an_address_that_is_not_there_is_told() {
     assert_eq!(told.message, "the host has assigned no address: no available IP");
     world.allocate("web", "192.0.2.7");
     assert_eq!(world.told("web").state(), State::Ready);
-    // What is asked for beyond it fails, and what it has stays in force.
+    // A further request fails, and the present configuration stays in force.
     let failure = Failure::new("PortInUse", "it is");
     let asked = Asked { service: service("web"), wanted: of_port(80), failure };
     world.balancers.asked.insert(("ns/dev".into(), "u-web".into()), asked);
@@ -421,7 +423,7 @@ fn what_is_heard_late_is_not_put_in_the_place_of_what_was_written() {
     world.ensure("web", &of_port(81)).unwrap();
     drop(world.balancers.hear(Told::Balancers(Heard::There(old.clone()))));
     assert_eq!(world.balancers.own("ns/dev", &service("web")).unwrap().wanted, Some(of_port(81)));
-    // Of another one that had its name.
+    // The report is about an earlier object of the same name.
     let mut other = old;
     other.metadata.uid = Some("other".into());
     drop(world.balancers.hear(Told::Balancers(Heard::Gone(other))));

@@ -22,7 +22,7 @@ fn begin(queue: &mut Queue) -> Option<Job> {
     queue.begin(|job| job.claims(&none, "ns/dev"))
 }
 
-/// The names of those that can begin, which are under way then.
+/// Begins all jobs that can begin, and returns them.
 fn begun(queue: &mut Queue) -> Vec<Job> {
     std::iter::from_fn(|| begin(queue)).collect()
 }
@@ -50,7 +50,7 @@ fn of_what_has_something_in_common_the_first_is_done_first() {
     assert_eq!(jobs[0].claims.len(), 2, "it shares nothing any more");
 }
 
-/// A Service that is made again has the name of the one before, and may ask for its address.
+/// A Service that is created anew has the name of the earlier one, and may request its address.
 #[test]
 fn a_name_and_an_address_are_given_back_before_they_are_taken_again() {
     let (mut queue, (reply, _answer)) = (Queue::default(), oneshot::channel());
@@ -99,11 +99,11 @@ fn what_is_put_back_begins_alone_and_before_the_rest() {
     queue.end(&mut c);
     b = begin(&mut queue).unwrap();
     assert_eq!((b.service.name.as_str(), queue.beside()), ("b", 0));
-    // What it was put back for was looked at.
+    // The job that was put back is under way, so the next one may begin.
     assert_eq!(names(&begun(&mut queue)), ["d"]);
 }
 
-/// Which object it is about says its key alone.
+/// Removal by a person names only the key, from which the Service and its claims are found.
 #[test]
 fn what_a_person_gives_back_is_in_order_with_what_its_service_asks_for() {
     let mut balancers = Balancers::default();

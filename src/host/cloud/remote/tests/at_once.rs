@@ -1,10 +1,10 @@
-//! Several load balancers of a cluster that are written at a time.
+//! Several load balancers of a cluster that are written concurrently.
 
 use super::super::queue::AT_ONCE;
 use super::*;
 
 impl Bench {
-    /// How many changes the API server has not answered yet, of those that it was asked for.
+    /// Asserts how many requested changes the API server has not answered yet.
     async fn reaches(&mut self, count: usize) {
         self.rest().await;
         assert_eq!(self.server.objects().waiting, count);
@@ -29,7 +29,8 @@ async fn several_are_written_beside_each_other_and_no_more_than_may_be() {
     assert_eq!(changes.len(), 3 * AT_ONCE, "each was made once: {changes:?}");
 }
 
-/// That some are being made is counted, and what is turned away for it is decided when that has ended.
+/// Load balancers that are being created count. A request that exceeds the limit because of them is decided once
+/// they have ended.
 #[tokio::test(start_paused = true)]
 async fn a_cluster_gets_as_many_as_it_may_have_however_many_are_made_at_once() {
     for most in [1, 3, 10] {
@@ -55,7 +56,7 @@ async fn a_cluster_gets_as_many_as_it_may_have_however_many_are_made_at_once() {
     }
 }
 
-/// A Service that is gone gives back what it has before the next one of its name gets something.
+/// A deleted Service releases its load balancer before the next Service of its name gets one.
 #[tokio::test(start_paused = true)]
 async fn what_is_of_one_service_is_done_in_order() {
     let mut bench = Bench::new();
@@ -85,7 +86,7 @@ async fn what_is_of_one_service_is_done_in_order() {
     );
 }
 
-/// Harvester writes an object several times when it is new.
+/// Harvester writes a new object several times.
 #[tokio::test(start_paused = true)]
 async fn that_it_has_an_address_is_said_once_harvester_has_taken_it_up() {
     let mut bench = Bench::new();
@@ -104,7 +105,7 @@ async fn that_it_has_an_address_is_said_once_harvester_has_taken_it_up() {
     assert_ne!(version, "90");
 }
 
-/// A step that comes too late is made again at once if it was heard meanwhile what has changed.
+/// A step that conflicts with another writer is repeated at once if the other change has been reported meanwhile.
 #[tokio::test(start_paused = true)]
 async fn what_somebody_else_has_changed_is_looked_at_again() {
     let mut bench = Bench::new();
@@ -113,7 +114,7 @@ async fn what_somebody_else_has_changed_is_looked_at_again() {
     let port = super::super::super::wanted::Port { port: 81, ..wanted().ports[0].clone() };
     let changed = bench.ensure("ns/dev", "web", Wanted { ports: vec![port], ..wanted() });
     bench.reaches(1).await;
-    // Somebody else is faster, and it is heard of.
+    // Another writer is faster, and its change is reported.
     let object = {
         let mut objects = bench.server.objects();
         objects.version += 1;

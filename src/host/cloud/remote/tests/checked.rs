@@ -37,21 +37,21 @@ async fn agents_are_given_checks_and_what_they_report_is_told() {
             v1::HealthCheckResult { id: first.targets[0].id.clone(), healthy, problem: "refused".into() };
         bench.registry.take(super::super::super::Request::Reported(asker, first.generation, vec![result]));
     };
-    // Another one's word does not count.
+    // A report of another VM does not count.
     say(&mut bench, "vm-other", true);
     assert_eq!(told(&bench).0, 0);
     say(&mut bench, "vm-a", true);
     assert_eq!(told(&bench), (1, String::new()));
     say(&mut bench, "vm-a", false);
     assert_eq!(told(&bench), (0, "refused".to_owned()));
-    // It takes no traffic, and then all that are Nodes do.
+    // It takes no traffic while another VM is named; then all Nodes do.
     let wants = |backends: Vec<String>| Wanted { check: Some(check), backends, ..wanted() };
     bench.ensured("web", wants(vec!["vm-b".into()])).await;
     assert_eq!(told(&bench), (0, String::new()));
     bench.ensured("web", wants(Vec::new())).await;
     assert_eq!(told(&bench), (0, "refused".to_owned()));
     assert_eq!(bench.changes().len(), 2, "none of it is in the object");
-    // Without a check agents are given nothing, and nothing is told.
+    // Without a check, agents get no targets, and no result is reported.
     bench.ensured("web", wanted()).await;
     assert!(given.has_changed().unwrap() && given.borrow().targets.is_empty());
     assert!(given.borrow().generation > first.generation);

@@ -1,11 +1,12 @@
-//! What clusters leave that are gone.
+//! Load balancers of deleted clusters.
 
 use super::*;
 
 const AFTER: Duration = Duration::from_secs(100);
 
 impl Bench {
-    /// One where what is left is given back after some time, and the cluster has two load balancers, of which one shares an address.
+    /// Builds a registry that releases leftovers after some time. The cluster has two load balancers, one of which
+    /// shares the other's address.
     async fn with_two() -> Self {
         let mut bench = Self::new();
         bench.settings.send_replace(Arc::new(Settings { release_after: Some(AFTER), ..Settings::default() }));
@@ -15,7 +16,7 @@ impl Bench {
         bench.rest().await;
         let ports = vec![super::super::super::wanted::Port { port: 81, ..wanted().ports[0].clone() }];
         bench.ensured("db", Wanted { ports, share: Some(service("web")), ..wanted() }).await;
-        // One of Harvester's cloud provider, which nobody has taken over.
+        // An object of Harvester's cloud provider that has not been taken over.
         bench.heard(&json!({
             "metadata": {
                 "name": "dev-shop-theirs-1", "namespace": "ns", "resourceVersion": "1",
@@ -55,7 +56,7 @@ async fn what_a_cluster_leaves_goes_when_none_of_its_vms_has_existed_for_long_en
     assert_eq!(bench.changes().len(), 1);
 }
 
-/// It proves nothing that nothing is heard of a VM.
+/// Missing reports about a VM prove nothing.
 #[tokio::test(start_paused = true)]
 async fn nothing_goes_as_long_as_the_api_has_a_vm_of_the_cluster_or_does_not_say() {
     let mut bench = Bench::with_two().await;
@@ -65,7 +66,7 @@ async fn nothing_goes_as_long_as_the_api_has_a_vm_of_the_cluster_or_does_not_say
         tokio::time::advance(AFTER).await;
     }
     assert_eq!(bench.changes(), [] as [String; 0], "the API has it");
-    // By the label of the VirtualMachine alone.
+    // Only the label of the VirtualMachine itself names the cluster.
     let labels = json!({ "guestcluster.harvesterhci.io/name": "dev" });
     bench.server.objects().vms =
         vec![json!({ "metadata": { "namespace": "ns", "name": "a", "labels": labels }, "spec": {} })];

@@ -1,11 +1,11 @@
-//! What is given back before Harvester has taken it up.
+//! Load balancers that are released before Harvester has taken them up.
 
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Bench {
-    /// Whether nothing is left of what a Service has, as it is told.
+    /// Releases the load balancer of a Service, and returns whether nothing is reported to be left of it.
     async fn released(&mut self, name: &str) -> bool {
         let answer = self.release(name);
         self.rest().await;
@@ -45,13 +45,13 @@ async fn its_service_waits_for_some_time_and_its_object_for_ever() {
     assert!(bench.released("web").await);
     assert_eq!(bench.listed().await, []);
     assert_eq!(bench.registry.clusters["ns/dev"].balancers.all().count(), 0);
-    // People see it.
+    // People still see it.
     let key = ("ns/dev".to_owned(), "u-web".to_owned());
     let told = bench.registry.message(&key).unwrap();
     assert_eq!((told.state(), told.reason.as_str()), (State::Releasing, "NotTakenUp"));
     bench.wait(PATIENCE * 1000).await;
     assert_eq!(bench.changes(), ["POST web"]);
-    // It still counts: no cluster has more of them made than it may have.
+    // It still counts, so the cluster cannot exceed its limit this way.
     assert_eq!(bench.registry.balancers.book.count("ns/dev"), 1);
     bench.allocate("web", "192.0.2.7");
     bench.rest().await;
@@ -82,7 +82,7 @@ async fn what_is_asked_for_again_stays() {
     }
 }
 
-/// Nobody may come to share the address of what is about to go.
+/// No Service may begin to share the address of a load balancer that is about to be deleted.
 #[tokio::test(start_paused = true)]
 async fn what_leaves_is_shared_by_nobody() {
     let mut bench = Bench::new();

@@ -1,4 +1,4 @@
-//! The CA, as a Secret has it, and what it signs.
+//! The CA as stored in a Secret, and the certificates that it issues.
 
 use proptest::prelude::*;
 use rcgen::PKCS_ED25519;
@@ -6,7 +6,7 @@ use rcgen::PKCS_ED25519;
 use super::*;
 use crate::host::backends::kubevirt::node::identity::{NodeKey, renew_after};
 
-/// What a Secret has under these names.
+/// Builds a Secret with this data.
 fn secret(parts: &[(&str, &[u8])]) -> Secret {
     let data = parts.iter().map(|(name, bytes)| ((*name).to_owned(), ByteString(bytes.to_vec())));
     Secret { data: Some(data.collect()), ..Secret::default() }
@@ -36,7 +36,7 @@ fn a_damaged_secret_is_no_ca_and_says_what_to_do() {
     let (certificate, key) = (part(&one, CERTIFICATE), part(&one, KEY));
     let ed25519 = KeyPair::generate_for(&PKCS_ED25519).unwrap();
     let ed25519 = pem::encode(pem::PRIVATE_KEY, ed25519.serialized_der()).into_bytes();
-    // The CA's own key, but a certificate that is another's.
+    // The CA's own key, with a certificate in a different name.
     let named = {
         let key = PrivateKeyDer::from_pem_slice(&key).unwrap();
         let PrivateKeyDer::Pkcs8(key) = key else { panic!() };
@@ -90,7 +90,7 @@ fn a_node_gets_its_own_name_and_nothing_that_it_asks_for() {
     for word in ["host-2", "guestlet-controller\u{30}"] {
         assert!(!signed.windows(word.len()).any(|window| window == word.as_bytes()), "{word}");
     }
-    // It is for clients, and for no more.
+    // The certificate is valid for client authentication only.
     let anchor = anchor_from_trusted_cert(ca.certificate()).unwrap();
     let verify = |usage| {
         let parsed = EndEntityCert::try_from(&signed).unwrap();
@@ -109,7 +109,7 @@ fn a_node_gets_its_own_name_and_nothing_that_it_asks_for() {
     };
     verify(KeyUsage::client_auth()).unwrap();
     assert!(verify(KeyUsage::server_auth()).is_err());
-    // And it is replaced in good time.
+    // The certificate is renewed well before it expires.
     let after = renew_after(&signed).unwrap();
     assert!(after > LASTING / 3 && after < LASTING * 2 / 3, "{after:?}");
 }

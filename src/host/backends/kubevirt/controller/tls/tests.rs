@@ -1,4 +1,4 @@
-//! Handshakes of nodes with the leader.
+//! Handshakes between nodes and the leader.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::super::certificates::{SERVER_NAME, node_of};
 use super::*;
 use crate::host::backends::kubevirt::node::identity::{NodeKey, client_config};
 
-/// Whom the leader takes a node for that dials it so, or why it is not let in.
+/// Returns the node's name that the leader sees for this client, or the reason why the connection fails.
 async fn dials(
     leader: &Arc<ServerConfig>,
     node: Arc<rustls::ClientConfig>,
@@ -36,7 +36,7 @@ async fn dials_as(
     let dial = async {
         let name = ServerName::try_from(name).unwrap();
         let mut stream = TlsConnector::from(node).connect(name, near).await?;
-        // In TLS 1.3 a node learns by the first answer only that it is refused.
+        // In TLS 1.3 the client learns from the first read, not from the handshake, that it was refused.
         let mut said = Vec::new();
         stream.read_to_end(&mut said).await?;
         std::io::Result::Ok(said)
@@ -51,7 +51,7 @@ fn ca() -> Arc<Ca> {
     Arc::new(Ca::make().unwrap())
 }
 
-/// A node of this name as a CA has it that signs at this time.
+/// Creates a node with this name whose certificate the CA signed at this time.
 fn certified(ca: &Ca, at: SystemTime) -> (NodeKey, CertificateDer<'static>) {
     let key = NodeKey::generate().unwrap();
     let certificate = ca.sign_at(&key.request().unwrap(), "host-1", at).unwrap();
@@ -66,7 +66,7 @@ async fn a_node_is_nobody_until_it_has_a_certificate() {
     let (key, certificate) = certified(&ca, SystemTime::now());
     let node = client_config(ca.pem(), Some((&key, &certificate))).unwrap();
     assert_eq!(dials(&leader, Arc::clone(&node)).await, Ok(Some("host-1".to_owned())));
-    // A session is not taken up again: the certificate is shown each time.
+    // Sessions are not resumed: the certificate is presented each time.
     assert_eq!(dials(&leader, node).await, Ok(Some("host-1".to_owned())));
 }
 
@@ -87,12 +87,12 @@ async fn who_is_not_vouched_for_is_refused() {
     let why = dial(&ours, now + day).await.unwrap_err();
     assert!(why.contains("not valid yet"), "{why}");
 
-    // The leader of another CA, and of another name.
+    // A leader of a different CA, and one with a different name.
     let why = dials(&other.server_config().unwrap(), client_config(ours.pem(), None).unwrap()).await;
     assert!(why.is_err(), "{why:?}");
     let why = dials_as(&leader, client_config(ours.pem(), None).unwrap(), "host-1").await;
     assert!(why.is_err(), "{why:?}");
-    // A node that poses as the leader.
+    // A node that impersonates the leader.
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
     let request = rcgen::CertificateParams::new([SERVER_NAME.to_owned()]).unwrap();
     let request = request.serialize_request(&key).unwrap();

@@ -1,4 +1,5 @@
-//! Which pool a directory is: the UUID in it, or the one that it gets, unless another pool was there before.
+//! Identifies the pool in a directory: by the UUID stored there or, unless the path had another pool before, by
+//! a new one.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -10,7 +11,7 @@ use super::super::register::Expected;
 use super::{Folder, LONGEST_RECORD, MARKER};
 
 impl Folder {
-    /// The UUID that the directory has, or gets now, if no pool was there before.
+    /// Returns the UUID of the directory, and assigns one if it has none and no pool was at its path before.
     pub(super) fn identify(&self, expected: Option<&Expected>) -> io::Result<String> {
         let wrong = |problem: String| io::Error::other(format!("{MARKER} in it cannot be used: {problem}"));
         if let Some(bytes) =
@@ -45,7 +46,7 @@ impl Folder {
         Ok(marker.uuid)
     }
 
-    /// A UUID that identifiers of volumes in the directory have.
+    /// Returns a pool UUID found in the identifiers of the directory's volumes.
     fn uuid_of_volumes(&self) -> io::Result<Option<String>> {
         for name in self.directory.names()? {
             let Some((serial, "json")) = name.to_str().and_then(|name| name.split_once('.')) else {
@@ -64,7 +65,7 @@ impl Folder {
     }
 }
 
-/// That a directory does not say that it is the pool that was there before.
+/// Returns the error for a directory that is not marked as the pool that was at this path before.
 pub(super) fn not_it(path: &Path, expected: &Expected) -> io::Error {
     let Expected { uuid, advice } = expected;
     let marker = path.join(MARKER);

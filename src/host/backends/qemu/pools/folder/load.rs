@@ -1,4 +1,4 @@
-//! What is found in a pool's directory, and what becomes of it.
+//! Reads a pool's directory, and finishes interrupted operations in it.
 
 use std::io;
 
@@ -7,10 +7,10 @@ use super::super::record::{Damaged, Record, Stage};
 use super::{Entry, FORMATS, Folder, LONGEST_RECORD, Loaded, image_name};
 
 impl Folder {
-    /// Reads all records, and finishes what runs before have not finished.
+    /// Reads all records, and finishes what earlier processes left unfinished.
     ///
     /// # Errors
-    /// If the directory cannot be read. What is wrong with a single record is told in its place.
+    /// If the directory cannot be read. A problem with a single record is stored in its place.
     pub fn load(&self) -> io::Result<Loaded> {
         let mut loaded = Loaded { removed: self.removed()?, ..Loaded::default() };
         let (mut unfinished, mut images) = (Vec::new(), Vec::new());
@@ -65,8 +65,8 @@ impl Folder {
         Ok(loaded)
     }
 
-    /// Sees to a file that was not finished. Of a volume whose record is there the image is whole, and only its name is
-    /// missing; nobody was told of any other.
+    /// Completes or removes an unfinished file. If the volume has a record, its image is complete and only needs to
+    /// be renamed; a volume without a record was never reported to a client.
     fn finish(&self, loaded: &Loaded, serial: &str, ending: &str) -> io::Result<()> {
         let name = format!("{serial}.{ending}");
         let format = FORMATS.into_iter().find(|format| format!("{}.new", format.name()) == ending);
@@ -86,8 +86,8 @@ impl Folder {
         self.directory.remove(&name).map(drop)
     }
 
-    /// The record of a volume; nothing if there is neither a record nor an image. An image is never made or removed without its
-    /// record, so one that has none is a volume whose record was lost.
+    /// Reads the record of a volume; `None` if there is neither a record nor an image. An image is never created or
+    /// removed without its record, so an image without one belongs to a volume whose record was lost.
     pub fn look(&self, serial: &str) -> Option<Result<Record, Damaged>> {
         let name = format!("{serial}.json");
         match self.directory.read(&name, LONGEST_RECORD) {
@@ -102,7 +102,7 @@ impl Folder {
         }
     }
 
-    /// What is wrong with a volume that has no record, if it has an image.
+    /// Describes the problem of a volume that has an image but no record; `None` if there is no image.
     fn image_without_record(&self, serial: &str) -> Option<String> {
         let found =
             FORMATS.into_iter().map(|format| image_name(serial, format)).find_map(|image| {

@@ -1,4 +1,4 @@
-//! What is found and counted without a walk over all volumes is what a walk finds, whatever was done before.
+//! Lookups and counters agree with a walk over all volumes after any sequence of operations.
 
 #![allow(clippy::disallowed_methods, reason = "a test damages what is there")]
 
@@ -17,22 +17,22 @@ enum Act {
         cluster: usize,
         name: usize,
     },
-    /// There is no room for it.
+    /// Creation that fails for lack of space.
     CreateInVain(usize),
     Remove(usize),
-    /// Somebody has its image open.
+    /// Removal that fails because the image is open.
     RemoveInVain(usize),
     Grow(usize, u64),
     Publish(usize, Option<u8>),
-    /// Its record cannot be read from now on, or only in part.
+    /// Makes the record unreadable from now on, as a whole or in part.
     Damage(usize, bool),
-    /// The records can be read again.
+    /// Makes the damaged records readable again.
     Repair,
-    /// The program ends, after so many steps more, and another one begins.
+    /// Ends the program after this number of further steps, and starts a new one.
     Reload(usize),
-    /// A pool is called otherwise.
+    /// Renames a pool.
     Rename(bool),
-    /// A pool leaves the settings, and comes back.
+    /// Removes a pool from the settings and adds it again.
     Leave,
 }
 
@@ -41,7 +41,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         4 => (0..3_usize, 0..2_usize, 0..4_usize)
             .prop_map(|(class, cluster, name)| Act::Create { class, cluster, name }),
-        // A sparse qcow2 image has room for anything.
+        // A sparse qcow2 image of any size can be created.
         1 => (0..2_usize).prop_map(Act::CreateInVain),
         2 => at().prop_map(Act::Remove),
         1 => at().prop_map(Act::RemoveInVain),
@@ -56,7 +56,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(act, 1..24)
 }
 
-/// The pools, and what was done to their directories behind the store.
+/// Pools, with what was done to their directories behind the store's back.
 struct Bench {
     folder: tempfile::TempDir,
     settings: watch::Sender<Vec<Pool>>,
@@ -73,13 +73,13 @@ impl Bench {
         Self { folder, settings, store, kept: BTreeMap::new() }
     }
 
-    /// One of the volumes that can be used.
+    /// Picks one of the usable volumes.
     fn pick(&self, at: usize) -> Option<Volume> {
         let usable: Vec<_> = self.store.list().into_iter().filter(|one| one.problem.is_none()).collect();
         (!usable.is_empty()).then(|| usable[at % usable.len()].clone())
     }
 
-    /// Makes a volume in one of the pools.
+    /// Creates a volume in one of the pools.
     fn create(&self, class: usize, cluster: usize, name: &str, size: u64) -> Result<Volume, VolumeError> {
         let class = self.settings.borrow()[class].name.clone();
         self.store.create(NewVolume { cluster: CLUSTERS[cluster].into(), ..new(name, &class, size) })
@@ -88,7 +88,7 @@ impl Bench {
     fn act(&mut self, act: &Act) {
         let picked = |at: &usize| self.pick(*at);
         match act {
-            // What is refused is as good: a name is taken, or may be.
+            // A refusal is fine too: the name is, or may be, taken.
             Act::Create { class, cluster, name } => {
                 drop(self.create(*class, *cluster, NAMES[*name], 1 << 16));
             }
@@ -148,7 +148,7 @@ impl Bench {
         }
     }
 
-    /// The program ends, in the midst of something if that is said, and another one begins.
+    /// Ends the program, in the middle of an operation if a step is given, and starts a new one.
     fn reload(&mut self, killed_after: Option<usize>) {
         let (settings, path) = (self.settings.subscribe(), self.folder.path().to_owned());
         let again = |steps| {
@@ -157,7 +157,7 @@ impl Bench {
             store
         };
         if let Some(steps) = killed_after {
-            // What it has taken for itself is free only once it is gone.
+            // The first store must be dropped before its directories can be locked again.
             self.store = again(Steps::default());
             self.store = again(Steps::killed_after(steps));
             open(&self.store);
@@ -170,7 +170,7 @@ impl Bench {
         open(&self.store);
     }
 
-    /// All volumes, by a walk over what is known of each pool.
+    /// Collects all volumes by a walk over the contents of each pool.
     fn walked(&self) -> Vec<Volume> {
         let index = self.store.index();
         let mut all = Vec::new();
@@ -178,7 +178,7 @@ impl Bench {
             let Some(open) = slot.open() else { continue };
             assert_eq!(open.catalogue(), &open.walk(), "{}", slot.pool.name);
             let ready = open.volumes().values().filter(|known| {
-                // Others are being made or removed.
+                // The others are being created or removed.
                 known.entry.record.stage == super::super::record::Stage::Ready
             });
             all.extend(ready.map(|known| index.show(slot, open, known)));
@@ -249,7 +249,7 @@ proptest! {
     }
 }
 
-/// A volume whose record cannot be used keeps its name, its cluster and what it counts.
+/// A volume with an unusable record keeps its name and its cluster, and is still counted.
 #[test]
 fn of_a_record_that_cannot_be_used_the_name_and_the_size_count() {
     let mut bench = Bench::new();

@@ -1,4 +1,4 @@
-//! A pool whose file system hangs, beside others.
+//! A pool with a hanging file system, next to pools that work.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::super::access::{Access, Patience};
 use super::*;
 
-/// For a call.
+/// Time limit of a call.
 const CALL: Duration = Duration::from_millis(400);
 const PATIENCE: Patience = Patience {
     opening: Duration::from_millis(200),
@@ -14,7 +14,7 @@ const PATIENCE: Patience = Patience {
     check: Duration::from_millis(10),
 };
 
-/// Pools of which `fast` hangs while somebody holds this.
+/// Creates pools of which `fast` hangs while this lock is held.
 fn access(path: &Path, hangs: &Arc<Mutex<()>>) -> Access {
     let pools = pools(path).into_iter().map(|pool| Pool { patience: CALL, ..pool }).collect();
     let mut store = of(pools);
@@ -22,7 +22,7 @@ fn access(path: &Path, hangs: &Arc<Mutex<()>>) -> Access {
     Access::with(store, PATIENCE)
 }
 
-/// Somebody who holds it.
+/// Thread that keeps the file system hanging.
 struct Hanging {
     holds: std::sync::mpsc::Sender<()>,
     holder: tokio::task::JoinHandle<()>,
@@ -62,7 +62,7 @@ async fn list(access: &Access) -> Vec<Volume> {
     access.known(|index| index.part(None, "", usize::MAX)).await
 }
 
-/// Others than the one that hangs do everything, at once.
+/// Checks that all operations on the other pools succeed without delay.
 async fn others_go_on(access: &Access) {
     let began = Instant::now();
     let id = create(access, "other", "full").await.unwrap();
@@ -102,17 +102,17 @@ async fn a_pool_that_hangs_stops_only_itself() {
         says(remove(&access, &id).await, VolumeError::Unavailable, &words);
     }
     assert!(began.elapsed() < CALL, "nobody waits for it any more");
-    // Those of other tests are among them.
+    // The count includes the threads of other tests.
     assert!(blocking_threads() < 64, "{}", blocking_threads());
     others_go_on(&access).await;
-    // What is known of it stays known.
+    // The volumes that were known before the hang stay known.
     let found = access.get(&id).await.unwrap().unwrap();
     assert_eq!(found.name, "v");
     assert!(found.problem.unwrap().contains("has not answered for"));
     assert!(list(&access).await.iter().any(|volume| volume.id == id && volume.problem.is_some()));
     hanging.end().await;
     until(async || remove(&access, &id).await.ok()).await;
-    // A call that was given up may have been done after all, and then it is so.
+    // A call that was given up may have been completed later.
     until(async || match list(&access).await.into_iter().find(|volume| volume.name == "w") {
         Some(volume) => Some(volume.id),
         None => create(&access, "w", "fast").await.ok(),
@@ -128,7 +128,7 @@ async fn a_pool_that_hangs_from_the_beginning_is_there_when_it_answers() {
     let id = create(&access(folder.path(), &hangs), "v", "fast").await.unwrap();
     let hanging = Hanging::begin(&hangs);
     let access = access(folder.path(), &hangs);
-    // The first one waits for a moment, in case it is only slow.
+    // The first call waits for a moment, in case the pool is merely slow.
     assert_eq!(list(&access).await, []);
     others_go_on(&access).await;
     let unavailable = |outcome| says(outcome, VolumeError::Unavailable, &["the pool fast ("]);
@@ -153,7 +153,7 @@ async fn a_pool_that_cannot_be_opened_and_is_slow_to_say_so_stops_only_itself() 
     let hangs = Arc::default();
     let mut store = of(pools(folder.path()));
     store.steps = vec![(folder.path().join("fast"), Steps::hanging(Arc::clone(&hangs)))];
-    // Whoever waits for it waits for longer than the others may take.
+    // Calls that wait for this pool wait longer than calls to the others may take.
     let access = Access::with(store, Patience { opening: 10 * CALL, ..PATIENCE });
     says(create(&access, "v", "fast").await, VolumeError::Unavailable, &["the pool fast ("]);
     let hanging = Hanging::begin(&hangs);
@@ -161,14 +161,14 @@ async fn a_pool_that_cannot_be_opened_and_is_slow_to_say_so_stops_only_itself() 
     for _ in 0..3 {
         others_go_on(&access).await;
     }
-    // Who asks for what may be in it waits.
+    // A call that may concern the hanging pool waits.
     let began = Instant::now();
     says(create(&access, "v", "fast").await, VolumeError::Unavailable, &["has not answered for"]);
     assert!(began.elapsed() > CALL, "{:?}", began.elapsed());
     hanging.end().await;
 }
 
-/// The threads of this process: those of the test program, and those for work that blocks.
+/// Counts the threads of this process: those of the test program, and those for blocking work.
 fn blocking_threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }

@@ -1,4 +1,4 @@
-//! Directories that are not what they seem, or are somewhere else.
+//! Directories that are not what they seem to be, or have moved.
 
 #![allow(clippy::disallowed_methods, reason = "a test lays out what is there")]
 
@@ -23,22 +23,22 @@ fn an_identifier_says_in_which_pool_a_volume_is() {
     let parts = parse(&id).unwrap();
     let marker = std::fs::read_to_string(two.path().join("fast/.pool")).unwrap();
     assert!(marker.contains(parts.uuid.unwrap()), "{marker}");
-    // Of another host: never a success.
+    // A volume of another host: the calls must not succeed.
     let words = [&*id, "belongs to the pool fast (", "), which is not on the host"];
     says(here.get(&id), VolumeError::Elsewhere, &words);
     says(here.remove(&id), VolumeError::Elsewhere, &words);
     says(here.publish(&id, None), VolumeError::Elsewhere, &words);
-    // Of a pool that is here: one that has no record is gone.
+    // In a pool of this host, a volume without a record does not exist.
     there.remove(&id).unwrap();
     assert!(there.get(&id).unwrap().is_none());
-    // What never was an identifier is none of anybody's.
+    // A text that does not have the form of an identifier refers to no volume of any host.
     assert!(here.get("pvc-1").unwrap().is_none());
-    // A directory that has moved to another host keeps what is its own.
+    // A directory that was moved to another host keeps its volumes.
     let id = there.create(new("v", "full", 512)).unwrap().id;
     drop((here, there));
     std::fs::remove_dir_all(one.path().join("full")).unwrap();
     std::fs::rename(two.path().join("full"), one.path().join("full")).unwrap();
-    // Another pool was there.
+    // The register names another pool for this path.
     let words =
         [&*format!("the pool {} is at its path", parse(&id).unwrap().uuid.unwrap()), "remove the line of"];
     says(store(one.path()).get(&id), VolumeError::Unavailable, &words);
@@ -65,21 +65,21 @@ fn a_pool_that_is_not_mounted_is_not_made_anew() {
         says(store.remove(&id), VolumeError::Unavailable, words);
         store
     };
-    // There is nothing at its path, or what is there is empty.
+    // The path does not exist, or its directory is empty.
     drop(refused(&["No such file or directory", "mount its file system there"]));
     assert!(!path.exists());
     std::fs::create_dir(&path).unwrap();
     let words = ["it has no .pool", uuid, "mount its file system there", "pools.json"];
     let store = refused(&words);
     assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "nothing is written there");
-    // The others are as they were.
+    // The other pools are not affected.
     store.create(new("w", "full", 512)).unwrap();
     std::fs::remove_dir(&path).unwrap();
     std::fs::rename(&elsewhere, &path).unwrap();
     open(&store);
     assert!(store.get(&id).unwrap().is_some());
     drop(store);
-    // It is given up, and another one begins.
+    // The old pool is abandoned, and a new one begins.
     std::fs::rename(&path, &elsewhere).unwrap();
     let register = folder.path().join("pools.json");
     let text = std::fs::read_to_string(&register).unwrap();
@@ -119,7 +119,7 @@ fn a_copy_of_a_pool_and_what_it_was_copied_from_are_refused() {
     settings.send_replace(vec![other]);
     open(&store);
     assert!(store.get(&id).unwrap().unwrap().image().starts_with(folder.path().join("copy")));
-    // Both at once, from the beginning.
+    // Both at once, from the start.
     let both = vec![original, pool(folder.path(), "copy", Format::Raw, Allocation::Thin)];
     drop(store);
     let store = opened(of(both));
@@ -141,7 +141,7 @@ fn a_pool_that_has_lost_its_uuid_gets_no_other_one() {
     open(&store);
     assert!(store.get(&id).unwrap().is_some());
     drop(store);
-    // That holds for volumes as well whose records cannot be used.
+    // The same applies to volumes with unusable records.
     let record = folder.path().join(format!("fast/{}.json", serial(&id)));
     let kept = std::fs::read_to_string(&record).unwrap();
     std::fs::write(&record, kept.replace("\"version\": 1", "\"version\": 2")).unwrap();
@@ -178,7 +178,7 @@ fn what_is_at_the_path_later_is_another_pool() {
     let moved = folder.path().join("moved");
     std::fs::rename(&path, &moved).unwrap();
     std::fs::create_dir(&path).unwrap();
-    // Before it is noticed: what is done is done in the directory that was opened, and QEMU gets nothing else.
+    // Until the change is noticed, operations use the directory that was opened, and QEMU gets no other file.
     assert!(store.give(&id, None).is_err());
     store.publish(&id, Some(published(1))).unwrap();
     assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
@@ -187,7 +187,7 @@ fn what_is_at_the_path_later_is_another_pool() {
     open(&store);
     assert_eq!(store.list(), []);
     says(store.get(&id), VolumeError::Unavailable, &["it has no .pool", "mount its file system there"]);
-    // Nothing is made where a pool has gone.
+    // No directory is created in place of a pool that has disappeared.
     std::fs::remove_dir_all(&path).unwrap();
     open(&store);
     open(&store);

@@ -1,4 +1,4 @@
-//! Records and images that are not as this program makes them.
+//! Records and images that this program did not create in this form.
 
 #![allow(clippy::disallowed_methods, reason = "a test lays out what is there")]
 
@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// The record of a volume, as JSON.
+/// Reads the record of a volume as JSON.
 fn kept(path: &Path, pool: &str, id: &str) -> (PathBuf, serde_json::Value) {
     let path = path.join(pool).join(format!("{}.json", serial(id)));
     let kept = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -36,11 +36,11 @@ fn a_record_of_a_newer_program_keeps_its_name() {
     says(store.publish(&id, Some(published(1))), VolumeError::Damaged, &words);
     says(store.create(new("v", "fast", 512)), VolumeError::Unavailable, &words);
     assert_eq!(files(folder.path()).len(), 2);
-    // Another name is another volume.
+    // A volume with a different name is not affected.
     let other = store.create(new("w", "fast", 512)).unwrap().id;
     store.remove(&other).unwrap();
 
-    // One that says that this program may use it is used, and keeps what this program does not know.
+    // A newer record that permits this program to use it is used, and its unknown fields are preserved.
     newer["readers"] = 1.into();
     newer["labels"] = serde_json::json!({ "of": "a newer one" });
     std::fs::write(&path, newer.to_string()).unwrap();
@@ -65,7 +65,7 @@ fn a_record_that_is_garbage_stops_its_pool_and_says_what_to_do() {
     says(store.get(&id), VolumeError::Damaged, &["EOF"]);
     let words = [path.to_str().unwrap(), "none is made in this pool", "move both files out of the directory"];
     says(store.create(new("w", "fast", 512)), VolumeError::Unavailable, &words);
-    // Others go on.
+    // Other pools are not affected.
     let other = store.create(new("w", "full", 512)).unwrap().id;
     store.remove(&other).unwrap();
     for ending in ["json", "raw"] {
@@ -95,7 +95,7 @@ fn an_image_whose_record_is_lost_is_damaged_and_never_gone() {
         says(store.get(&id), VolumeError::Damaged, &words);
         says(store.remove(&id), VolumeError::Damaged, &words);
         says(store.publish(&id, None), VolumeError::Damaged, &words);
-        // It may be the volume of any name.
+        // The damaged volume may have any name, so none is free.
         says(
             store.create(new("v", class, 1 << 16)),
             VolumeError::Unavailable,
@@ -130,14 +130,14 @@ fn a_record_that_is_of_another_volume_is_damaged() {
 
     kept["id"] = id.clone().into();
     std::fs::write(&path, kept.to_string()).unwrap();
-    // Before any that is drawn.
+    // Sorts before any serial number that is drawn.
     let other = "a0000000000000000000";
     std::fs::rename(&path, path.with_file_name(format!("{other}.json"))).unwrap();
     let store = self::store(folder.path());
     let [found, image] = store.list().try_into().unwrap();
     assert_eq!((found.name.as_str(), serial(&found.id)), ("v", other));
     assert!(found.problem.unwrap().contains("it is of another volume"));
-    // The image has lost its record.
+    // The image whose record was lost.
     assert_eq!((&image.id, image.name.as_str()), (&id, ""));
     says(store.get(&format!("fast.{other}")), VolumeError::Damaged, &["it is of another volume"]);
     assert_eq!(files(folder.path()).len(), 2, "nothing is thrown away");
@@ -173,7 +173,7 @@ fn what_is_no_image_is_left_alone() {
         }
     }
     assert_eq!(std::fs::read(&secret).unwrap(), b"of somebody else");
-    // One that is gone can be removed, and nothing else be done with it.
+    // A volume whose image is missing can be removed, and nothing else.
     says(store.sound(&id), VolumeError::Damaged, &["its image is gone"]);
     store.remove(&id).unwrap();
     assert_eq!(files(folder.path()), [""; 0]);
@@ -197,7 +197,7 @@ fn what_programs_before_this_one_left_is_taken_up() {
     let [ready, making, removing] = ids.map(|id| format!("fast.{}", serial(&id)));
     assert_eq!(only(&store).id, ready);
     assert_eq!(files(folder.path()).len(), 2);
-    // What was removed is known to be; of what was not finished nobody was told.
+    // A removed volume is known to be removed; an unfinished one was never reported to a client.
     assert!(store.get(&removing).unwrap().is_none());
     says(store.get(&making), VolumeError::Elsewhere, &["has no record of the volume", &making]);
     store.publish(&ready, Some(published(1))).unwrap();

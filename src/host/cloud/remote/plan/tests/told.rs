@@ -1,10 +1,11 @@
-//! What a cluster is told of load balancers that it does not have yet, or is not to have; and how many are checked.
+//! Descriptions of load balancers that a cluster does not have yet or must not have, and the number of checks.
 
 use super::super::super::super::health::MOST_CHECKS;
 use super::super::super::super::wanted::Check;
 use super::*;
 
-/// Until its Service can have what it asks for, it is told of as that Service's, with its address, and not by itself as well.
+/// Until its Service can have what it requests, the object is reported as that Service's, with its address, and
+/// not a second time by itself.
 #[test]
 fn one_that_is_not_taken_over_yet_is_told_of_once() {
     let mut world = World::new();
@@ -26,7 +27,7 @@ fn one_that_is_not_taken_over_yet_is_told_of_once() {
         (State::Failed, "NotForwarded", "192.0.2.7")
     );
     assert_eq!(told[0].service.as_ref().unwrap().uid, "u-web");
-    // What another Service of the name has left is told by itself.
+    // An object left by another Service of this name is reported by itself.
     world.put(theirs(&Service { uid: "before".into(), ..service("web") }));
     assert_eq!(all(&world).len(), 2);
     world.balancers.asked.remove(&key);
@@ -52,7 +53,7 @@ fn the_address_of_a_network_that_is_not_the_clusters_is_neither_told_nor_shared(
         assert!(told.addresses.is_empty());
     }
     world.fails("api", &sharing(82, "web"), "NoPrimary");
-    // Before it is known, nothing is told either.
+    // Before the networks are known, the address is not reported either.
     let key: Key = ("ns/dev".into(), "u-web".into());
     let told = message(&world.balancers, None, &key).unwrap();
     assert_eq!((told.state(), told.addresses.len()), (State::Pending, 0));
