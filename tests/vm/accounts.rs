@@ -92,7 +92,7 @@ fn users_keys_and_passwords() {
     assert!(vm.run("grep ^alice: /etc/shadow").unwrap().contains(crypted.trim()));
     let nobody = json!({ "username": "bob", "password": "eA==", "crypted": false });
     let error = client.execute("guest-set-user-password", nobody).unwrap_err().to_string();
-    assert!(error.contains("unknown user \"bob\""), "{error}");
+    assert!(error.contains("unknown user") && error.contains("bob"), "{error}");
 
     let file = "/home/alice/.ssh/authorized_keys";
     let keys = alice(json!({ "keys": ["ssh-ed25519 AAAA host\n", "ssh-rsa BBBB"] }));

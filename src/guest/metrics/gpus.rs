@@ -23,8 +23,9 @@ pub(super) fn samples(root: &Root) -> Things {
     let all = std::fs::read_dir(root.path(CARDS)).into_iter().flatten().flatten();
     let numbers =
         all.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("card")?.parse::<u32>().ok());
-    let mut numbers: Vec<_> = numbers.take(MOST).collect();
+    let mut numbers: Vec<_> = numbers.collect();
     numbers.sort_unstable();
+    numbers.truncate(MOST);
     let cards = numbers.into_iter().map(|number| card(root, &format!("card{number}")).unwrap_or_default());
     cards.filter(|samples| !samples.is_empty()).collect()
 }

@@ -1,5 +1,7 @@
 //! Temperatures, where the kernel shows sensors.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::guest::metrics::{Things, gpus, put, whole};
 use crate::metrics::table;
 use crate::sys::root::Root;
@@ -15,13 +17,13 @@ const POSSIBLE: std::ops::Range<i64> = -100_000..300_000;
 
 /// Returns one series for each sensor; thermal zones are used only where no other sensor exists.
 pub(super) fn samples(root: &Root) -> Things {
-    let mut found = Vec::new();
+    let (mut found, mut names) = (Vec::new(), BTreeMap::new());
     for chip in entries(root, HARDWARE, "hwmon") {
         // Reading the chip of a suspended GPU would wake it.
         if gpus::sleeps(root, &format!("{chip}/device")) {
             continue;
         }
-        let name = root.line(&format!("{chip}/name"));
+        let name = unique(root.line(&format!("{chip}/name")), &mut names);
         for number in 1..=MOST_INPUTS {
             let input = format!("{chip}/temp{number}");
             let label = root.line(&format!("{input}_label"));
@@ -31,12 +33,12 @@ pub(super) fn samples(root: &Root) -> Things {
     }
     if found.is_empty() {
         for zone in entries(root, ZONES, "thermal_zone") {
-            let name = root.line(&format!("{zone}/type"));
+            let name = unique(root.line(&format!("{zone}/type")), &mut names);
             found.extend(sensor(root, &format!("{zone}/temp"), &name));
         }
     }
-    // Two chips of the same kind have the same name: only the first is reported, because series must be unique.
-    let mut names = std::collections::BTreeSet::new();
+    // Labels of one chip need not differ, but series must.
+    let mut names = BTreeSet::new();
     found.retain(|(name, _)| names.insert(name.clone()));
     found.truncate(MOST);
     let one = |(name, degrees): (String, f64)| {
@@ -47,12 +49,22 @@ pub(super) fn samples(root: &Root) -> Things {
     found.into_iter().map(one).collect()
 }
 
+/// Tells chips of the same kind apart, as of two NVMe disks: the second `nvme` is `nvme-2`.
+fn unique(name: String, seen: &mut BTreeMap<String, usize>) -> String {
+    let count = seen.entry(name.clone()).or_insert(0);
+    *count += 1;
+    if *count == 1 { name } else { format!("{name}-{count}") }
+}
+
+/// Returns the entries of a directory with this prefix and a number, the lowest numbers first.
 fn entries(root: &Root, directory: &str, prefix: &str) -> Vec<String> {
     let all = std::fs::read_dir(root.path(directory)).into_iter().flatten().flatten();
     let names = all.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut names: Vec<_> = names.filter(|name| name.starts_with(prefix)).take(MOST_CHIPS).collect();
-    names.sort();
-    names.into_iter().map(|name| format!("{directory}/{name}")).collect()
+    let number = |name: &String| name.strip_prefix(prefix)?.parse::<u32>().ok();
+    let mut names: Vec<_> = names.filter_map(|name| Some((number(&name)?, name))).collect();
+    names.sort_unstable();
+    names.truncate(MOST_CHIPS);
+    names.into_iter().map(|(_, name)| format!("{directory}/{name}")).collect()
 }
 
 /// Reads a temperature in thousandths of a degree, such as `45000`.
@@ -97,5 +109,17 @@ mod tests {
         assert_eq!(all(), ["temperature_celsius acpitz 27.8"], "what sleeps is not asked");
         write("/sys/class/hwmon/hwmon1/device/power/runtime_status", "unsupported\n");
         assert_eq!(all().len(), 2);
+        for number in [2, 10, 3] {
+            write(&format!("/sys/class/hwmon/hwmon{number}/name"), "nvme\n");
+            write(&format!("/sys/class/hwmon/hwmon{number}/temp1_input"), &format!("{number}000\n"));
+        }
+        assert_eq!(
+            all()[2..],
+            [
+                "temperature_celsius nvme/temp1 2",
+                "temperature_celsius nvme-2/temp1 3",
+                "temperature_celsius nvme-3/temp1 10"
+            ]
+        );
     }
 }
