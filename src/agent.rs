@@ -365,7 +365,7 @@ impl Door {
         match greet(incoming, standing).await {
             Ok(greeted) => return Some(greeted),
             // A host half tries with keys first, and then without.
-            Err(Refused::NoKeys) => tracing::debug!("{name}: the peer speaks without keys"),
+            Err(Refused::NoKeys) => tracing::debug!("{name}: the peer uses no keys"),
             Err(Refused::Gone) => tracing::debug!("{name}: gone"),
             Err(refused) => self.audit.refused(&Refusal {
                 peer: &name,

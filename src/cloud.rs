@@ -65,7 +65,7 @@ async fn keep(
                     () = clients::serve(&listener, relay.clone(), children.children(), shutdown.clone()) => {}
                     lost = lost(&listener, &mut news) => lost?,
                 }
-                tracing::info!("{} is gone", socket.display());
+                tracing::info!("the socket {} was removed", socket.display());
             }
             Err(error) => {
                 let words = error_chain::words(&error);

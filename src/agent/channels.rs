@@ -68,8 +68,8 @@ impl Passed {
     /// Logs the sockets that were not used.
     pub fn finish(self) {
         for activation::Passed { socket, name } in self.0 {
-            let what =
-                vsock::port(&socket).map_or("none of vsock".to_owned(), |port| format!("vsock port {port}"));
+            let what = vsock::port(&socket)
+                .map_or("not a vsock socket".to_owned(), |port| format!("vsock port {port}"));
             let words = format!("a socket that {name} passed is ignored: {what}");
             if name == API_UNIT {
                 // The socket unit is never restarted, so it keeps the sockets that it listed when it was started.
@@ -300,7 +300,7 @@ async fn serve_port(path: &Path, context: &qga::Context) -> anyhow::Result<()> {
                 tracing::warn!("{peer}: {error}; waiting for the port to come back");
                 break;
             }
-            tracing::debug!("{peer}: a host is there");
+            tracing::debug!("{peer}: a host is connected");
             let session = qga::session::run(&mut port, &peer, context, End::Gone);
             let ended = beside(&mut left, Box::pin(session)).await;
             left.push(ended.finish());
@@ -322,7 +322,7 @@ async fn beside<T>(
             done = &mut work => return done,
             Some(result) = left.next() => {
                 if let Err(error) = result {
-                    tracing::debug!("a host that went away: {error}");
+                    tracing::debug!("a host that has disconnected: {error}");
                 }
             }
         }

@@ -131,7 +131,7 @@ fn stale_until(folder: &Path, topology: &[String], supervisor: &mut Supervisor) 
     }
     let until = before.is_some().then(|| Instant::now() + STALE);
     if until.is_some() {
-        tracing::info!("csi.topology has changed: the sidecars on this node are made to restart");
+        tracing::info!("csi.topology has changed: restarting the sidecars on this node");
     }
     let shutdown = supervisor.shutdown();
     supervisor.spawn("csi topology change", async move {
@@ -182,7 +182,7 @@ async fn offer(
                 Ok(None) => {}
                 Err(why) => {
                     if complaint.as_ref() != Some(&why) {
-                        tracing::warn!("kubelet is not told which host this guest runs on: {why}");
+                        tracing::warn!("cannot tell kubelet which host this guest runs on: {why}");
                     }
                     complaint = Some(why);
                 }
@@ -205,7 +205,7 @@ async fn offer(
 fn placed(identity: Identity, standing: &Standing) -> Result<Option<Identity>, String> {
     let Some(known) = &standing.known else { return Ok(None) };
     let host = &known.topology.host;
-    labels::check_value(host).map_err(|why| format!("the host half calls the host {host:?}: {why}"))?;
+    labels::check_value(host).map_err(|why| format!("the host half names the host {host:?}: {why}"))?;
     let label = standing.node.as_ref().and_then(|node| node.labels.get(labels::HOST));
     if let Some(label) = label.filter(|label| *label != host) {
         return Err(format!("it is {host}, and the Node's label {} still says {label}", labels::HOST));

@@ -15,7 +15,7 @@ use super::messages::Directory;
 /// # Errors
 /// If the path is not a directory, or this process may not access it.
 pub fn directory(path: &Path) -> Result<Directory, Problem> {
-    let failed = |why: &str| Problem::new(format_args!("cannot look at {}: {why}", path.display()));
+    let failed = |why: &str| Problem::new(format_args!("cannot examine {}: {why}", path.display()));
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let file = open(path, flags, Mode::empty()).map_err(|error| failed(error.desc()))?;
     let number = file.as_raw_fd();

@@ -40,7 +40,7 @@ impl Refused {
         let Self::Denied(why) = self else { return None };
         Some(News::warning(
             "ChangeRefused",
-            format!("it is not changed to what its host asks for: {}", clean(why)),
+            format!("the API server refuses the changes for its host: {}", clean(why)),
         ))
     }
 }
@@ -91,7 +91,8 @@ mod tests {
         };
         let denial = "admission webhook \"services.example.org\" denied the request: no finalizers";
         for code in [400, 404, 409, 500] {
-            assert_eq!(told(code, denial), format!("it is not changed to what its host asks for: {denial}"));
+            let expected = format!("the API server refuses the changes for its host: {denial}");
+            assert_eq!(told(code, denial), expected);
         }
         assert_eq!([told(404, "not found"), told(409, "modified")], ["other", "other"]);
         assert_eq!(told(500, "failed calling webhook \"a\": timeout"), "failed");

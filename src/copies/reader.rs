@@ -87,7 +87,7 @@ impl<G: Guard> Reader<G> {
         let path = tree::named(&self.base, &open.path)?;
         let found = beneath::find(&path).map_err(Failure::io("open", &open.path))?;
         self.guard.may(&found, None, false).map_err(Failure::denied)?;
-        let facts = beneath::facts(&found).map_err(Failure::io("look at", &open.path))?;
+        let facts = beneath::facts(&found).map_err(Failure::io("examine", &open.path))?;
         let mut told = entry(&facts);
         if open.with_attributes {
             told.attributes =
@@ -111,7 +111,7 @@ impl<G: Guard> Reader<G> {
             let full = super::paths::join(path, name.as_encoded_bytes());
             let told = one(&directory, name, opened.with_attributes);
             // An entry that was removed meanwhile is left out.
-            let Some(told) = told.map_err(Failure::io("look at", &full))? else { continue };
+            let Some(told) = told.map_err(Failure::io("examine", &full))? else { continue };
             let attributes = told.attributes.iter().map(|one| one.name.len() + one.value.len() + 16);
             bytes += 160 + told.name.len() + told.link_target.len() + attributes.sum::<usize>();
             entries.push(told);
@@ -129,13 +129,13 @@ impl<G: Guard> Reader<G> {
     fn read(&self, opened: &mut Opened, read: &ReadFileContent) -> Result<(), Unmet> {
         let path = &read.path;
         let found = opened.tree.find(path)?;
-        let facts = beneath::facts(&*found).map_err(Failure::io("look at", path))?;
+        let facts = beneath::facts(&*found).map_err(Failure::io("examine", path))?;
         if facts.kind != Kind::Regular {
             return Err(Failure::last(not_a_file(facts.kind, path)).into());
         }
         self.guard.may(&found, None, false).map_err(Failure::denied)?;
         let mut file = beneath::read(&found).map_err(Failure::io("open", path))?;
-        let begun = entry(&beneath::facts(&file).map_err(Failure::io("look at", path))?);
+        let begun = entry(&beneath::facts(&file).map_err(Failure::io("examine", path))?);
         if read.expected.as_ref().is_some_and(|expected| !is_same(expected, &begun)) {
             return Err(changed(path).into());
         }
@@ -148,7 +148,7 @@ impl<G: Guard> Reader<G> {
         }
         self.say(Answer::Reading(begun.clone()))?;
         let size = self.content(&mut file, read.offset, &begun, path, &mut digest)?;
-        let ended = entry(&beneath::facts(&file).map_err(Failure::io("look at", path))?);
+        let ended = entry(&beneath::facts(&file).map_err(Failure::io("examine", path))?);
         if !is_same(&begun, &ended) {
             return Err(changed(path).into());
         }

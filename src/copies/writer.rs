@@ -134,7 +134,7 @@ impl<G: Guard> Writer<G> {
             Err(error) => return Err(Failure::io("open", &open.path)(error)),
         };
         let facts =
-            found.as_ref().map(beneath::facts).transpose().map_err(Failure::io("look at", &open.path))?;
+            found.as_ref().map(beneath::facts).transpose().map_err(Failure::io("examine", &open.path))?;
         let directory = match (found, facts) {
             (Some(found), Some(facts)) if facts.kind == Kind::Directory && !is_entry => {
                 answer.entry = Some(entry(&facts));
@@ -149,7 +149,7 @@ impl<G: Guard> Writer<G> {
                 let parent = beneath::find(&tree::named(&self.base, directory)?);
                 let parent = parent.map_err(Failure::io("enter", directory))?;
                 let there = beneath::look(&parent, beneath::name(last));
-                answer.entry = there.map_err(Failure::io("look at", &open.path))?.as_ref().map(entry);
+                answer.entry = there.map_err(Failure::io("examine", &open.path))?.as_ref().map(entry);
                 answer.last = last.to_vec();
                 parent
             }
@@ -168,13 +168,13 @@ impl<G: Guard> Writer<G> {
         let spot = opened.tree.spot(path)?;
         self.guard.may(&spot.directory, Some(spot.name), false).map_err(Failure::denied)?;
         let found = beneath::look(&spot.directory, beneath::name(spot.name));
-        let found = found.map_err(Failure::io("look at", path))?;
+        let found = found.map_err(Failure::io("examine", path))?;
         self.done(FileDone { entry: found.as_ref().map(entry), ..FileDone::default() })
     }
 
     fn digest(&self, opened: &mut Opened, path: &[u8]) -> Result<(), Unmet> {
         let found = opened.tree.find(path)?;
-        let facts = beneath::facts(&*found).map_err(Failure::io("look at", path))?;
+        let facts = beneath::facts(&*found).map_err(Failure::io("examine", path))?;
         if facts.kind != Kind::Regular {
             return Err(Failure::last(format!("{} is not a file", String::from_utf8_lossy(path))).into());
         }
@@ -198,7 +198,7 @@ impl<G: Guard> Writer<G> {
         let is_new = beneath::make_directory(&spot.directory, beneath::name(spot.name), make.mode);
         let is_new = is_new.map_err(Failure::io("make the directory", path))?;
         let found = beneath::look(&spot.directory, beneath::name(spot.name));
-        let found = found.map_err(Failure::io("look at", path))?;
+        let found = found.map_err(Failure::io("examine", path))?;
         let Some(found) = found.filter(|found| found.kind == Kind::Directory) else {
             let words = format!("{} exists and is not a directory", String::from_utf8_lossy(path));
             return Err(Failure::new(FileFailure::Exists, words).into());
@@ -217,7 +217,7 @@ impl<G: Guard> Writer<G> {
         let path = &end.path;
         let directory = opened.tree.directory(path)?;
         self.guard.may(&directory, None, true).map_err(Failure::denied)?;
-        let set = |error| Unmet::from(Failure::io("set what is to be kept of", path)(error));
+        let set = |error| Unmet::from(Failure::io("preserve the attributes of", path)(error));
         let opened = beneath::read(&directory).map_err(Failure::io("open", path))?;
         if let Some(owner) = &end.owner {
             beneath::set_owner(&opened, owner.user, owner.group).map_err(set)?;
@@ -230,7 +230,7 @@ impl<G: Guard> Writer<G> {
             beneath::set_modified(&opened, entry::moment(time)).map_err(set)?;
         }
         beneath::sync_names(&directory).map_err(Failure::io("write to the disk", path))?;
-        let facts = beneath::facts(&opened).map_err(Failure::io("look at", path))?;
+        let facts = beneath::facts(&opened).map_err(Failure::io("examine", path))?;
         self.done(FileDone { entry: Some(entry(&facts)), ..FileDone::default() })
     }
 
@@ -241,7 +241,7 @@ impl<G: Guard> Writer<G> {
         let spot = opened.tree.spot(path)?;
         self.guard.may(&spot.directory, Some(spot.name), true).map_err(Failure::denied)?;
         let before = beneath::look(&spot.directory, beneath::name(spot.name));
-        let before = before.map_err(Failure::io("look at", path))?;
+        let before = before.map_err(Failure::io("examine", path))?;
         if before.is_some_and(|before| before.kind == Kind::Directory) {
             let words = format!("{} is a directory, and is not replaced", String::from_utf8_lossy(path));
             return Err(Failure::new(FileFailure::Exists, words).into());
@@ -292,7 +292,7 @@ impl<G: Guard> Writer<G> {
         let path = &begin.path;
         let Spot { directory, name } = opened.tree.spot(path)?;
         self.guard.may(&directory, Some(name), true).map_err(Failure::denied)?;
-        let before = beneath::look(&directory, beneath::name(name)).map_err(Failure::io("look at", path))?;
+        let before = beneath::look(&directory, beneath::name(name)).map_err(Failure::io("examine", path))?;
         let words = String::from_utf8_lossy(path);
         let refused = |what: &str| Unmet::from(Failure::new(FileFailure::Exists, format!("{words} {what}")));
         match before.map(|before| before.kind) {
@@ -300,9 +300,7 @@ impl<G: Guard> Writer<G> {
             None | Some(Kind::Regular) => {}
             Some(Kind::Directory) => return Err(refused("is a directory, which a file does not replace")),
             Some(Kind::Symlink) => {
-                return Err(refused(
-                    "is a symbolic link, which is not followed: remove it, or name its target",
-                ));
+                return Err(refused("is a symbolic link, and not followed; remove it or name its target"));
             }
             Some(Kind::Special) => return Err(refused("is a device, a pipe or a socket")),
         }
@@ -361,10 +359,8 @@ impl<G: Guard> Writer<G> {
         let path = writing.path.clone();
         if writing.at != finish.size || writing.digest.value() != finish.sha256 {
             writing.aside.remove();
-            let words = format!(
-                "{} did not arrive as it was sent: its SHA-256 differs",
-                String::from_utf8_lossy(&path)
-            );
+            let words =
+                format!("{} was changed in transit: its SHA-256 differs", String::from_utf8_lossy(&path));
             return Err(Failure::new(FileFailure::Digest, words).into());
         }
         let set = writing.complete(finish);
@@ -385,7 +381,7 @@ impl<G: Guard> Writer<G> {
             remove_own(&directory, &beside);
             return Err(Failure::io("give its name to", &path)(error).into());
         }
-        let facts = beneath::look(&directory, beneath::name(&name)).map_err(Failure::io("look at", &path))?;
+        let facts = beneath::look(&directory, beneath::name(&name)).map_err(Failure::io("examine", &path))?;
         self.guard.copied(finish.size);
         self.done(FileDone {
             entry: facts.as_ref().map(entry),

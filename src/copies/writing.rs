@@ -95,7 +95,7 @@ impl Writing {
     /// Sets all properties of the file except its name, and writes it to the disk.
     pub fn complete(&self, finish: &FinishFile) -> Result<(), Failure> {
         let file = self.aside.file();
-        let set = |error| Failure::io("set what is to be kept of", &self.path)(error);
+        let set = |error| Failure::io("preserve the attributes of", &self.path)(error);
         let own = self.aside.facts();
         let before = self.before.filter(|before| before.kind == Kind::Regular);
         let owner = finish.owner.as_ref().map(|owner| (owner.user, owner.group));

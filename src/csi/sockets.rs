@@ -49,7 +49,7 @@ enum Error {
     #[error("the file system of {} does not answer", .0.display())]
     Silent(PathBuf),
     /// kubelet's directory does not exist.
-    #[error("{} is gone", .0.display())]
+    #[error("{} no longer exists", .0.display())]
     NoRoot(PathBuf),
     /// The directory of a socket cannot be created.
     #[error("cannot make the directory {}", .0.display())]

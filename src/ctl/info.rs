@@ -36,14 +36,10 @@ fn rows(vm: &VirtualMachine, now: SystemTime, bars: Bars) -> String {
         vm.io_errors.iter().map(|error| io_errors::long_words(error, now)).collect(),
     ));
     lines.extend([
-        ("Dialled at", vm.dial.clone()),
+        ("Reached at", vm.dial.clone()),
         (
             "Guest's key",
-            if vm.guest_key.is_empty() {
-                "none: it speaks without keys".to_owned()
-            } else {
-                vm.guest_key.clone()
-            },
+            if vm.guest_key.is_empty() { "none: it uses no keys".to_owned() } else { vm.guest_key.clone() },
         ),
         ("Callback", callback(vm)),
         ("Sessions", vm.sessions.to_string()),

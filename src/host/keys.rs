@@ -110,7 +110,9 @@ pub async fn forget(
     match (listed, request.unlisted) {
         (_, false) => {}
         (_, true) if !request.name.is_empty() => {
-            return Err(Status::invalid_argument("unlisted is about all such VMs, and name names one"));
+            return Err(Status::invalid_argument(
+                "unlisted applies to all VMs that are not listed, and cannot be combined with name",
+            ));
         }
         (Some(listed), true) => return forget_unlisted(trust, listed).await,
         (None, true) => {

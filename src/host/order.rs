@@ -23,7 +23,7 @@ pub enum Disorder {
     #[error("the agent's events do not begin with AgentReady")]
     NotReady,
     /// `AgentReady` resumes at a position different from the requested one.
-    #[error("the agent resumes its events at another place than the one asked for")]
+    #[error("the agent resumes its events at a position other than the requested one")]
     OtherPlace,
     /// `AgentReady` neither resumes nor has a state.
     #[error("the agent begins its events without its state")]

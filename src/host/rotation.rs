@@ -39,7 +39,7 @@ pub async fn keep(caller: &Caller, contact: &Contact, is_keyed: bool) {
         let told = Box::pin(tell(caller.clone(), contact, trust)).await;
         let is_new = trust.complains(&contact.vm.ids.lasting, told.as_ref().err());
         if let Some(problem) = told.as_ref().err().filter(|_| is_new) {
-            tracing::warn!(vm = contact.vm.name, problem, "the guest cannot be told this host half's keys");
+            tracing::warn!(vm = contact.vm.name, problem, "cannot send this host half's keys to the guest");
         }
         tokio::select! {
             // No error can occur: the sender outlives every session.

@@ -47,7 +47,7 @@ pub async fn keep(caller: &Caller, contact: &Contact, able: bool, teller: &Telle
                 }
                 outcome
             } else {
-                Outcome::Problem("the agent in this guest cannot be told where it runs".to_owned())
+                Outcome::Problem("cannot send the topology to the agent in this guest".to_owned())
             };
             teller.send(Report::Topology(outcome)).await;
         }

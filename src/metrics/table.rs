@@ -31,13 +31,13 @@ families! {
     VM_CPUS Gauge "vm_cpus" "" [] "Virtual processors that the VM has (query-cpus-fast)." "";
     VM_MEMORY Gauge "vm_memory_bytes" "bytes" [] "Memory that the VM was given, with what was hot-plugged (query-memory-size-summary)." "";
     VM_BALLOON Gauge "vm_balloon_bytes" "bytes" [] "Memory that the balloon leaves to the VM; absent if it has no balloon (query-balloon)." "";
-    VM_DISKS_LEFT_OUT Gauge "vm_disks_left_out" "" [] "Disks of the VM for which there was no room." "";
-    VM_DISK_READS Counter "vm_disk_reads" "" ["qdev", "serial"] "Requests to read that QEMU completed for a disk of the VM (query-blockstats)." "";
-    VM_DISK_WRITES Counter "vm_disk_writes" "" ["qdev", "serial"] "Requests to write that it completed." "";
+    VM_DISKS_LEFT_OUT Gauge "vm_disks_left_out" "" [] "Disks of the VM left out because of limits." "";
+    VM_DISK_READS Counter "vm_disk_reads" "" ["qdev", "serial"] "Read requests completed by QEMU for a disk of the VM (query-blockstats)." "";
+    VM_DISK_WRITES Counter "vm_disk_writes" "" ["qdev", "serial"] "Write requests completed by it." "";
     VM_DISK_READ_BYTES Counter "vm_disk_read_bytes" "bytes" ["qdev", "serial"] "Bytes that were read for the VM." "";
     VM_DISK_WRITTEN_BYTES Counter "vm_disk_written_bytes" "bytes" ["qdev", "serial"] "Bytes that were written for the VM." "";
-    VM_DISK_READ_TIME Counter "vm_disk_read_time_seconds" "seconds" ["qdev", "serial"] "Time that all requests to read took together on the host." "";
-    VM_DISK_WRITE_TIME Counter "vm_disk_write_time_seconds" "seconds" ["qdev", "serial"] "Time that all requests to write took together on the host." "";
+    VM_DISK_READ_TIME Counter "vm_disk_read_time_seconds" "seconds" ["qdev", "serial"] "Total time taken by read requests on the host." "";
+    VM_DISK_WRITE_TIME Counter "vm_disk_write_time_seconds" "seconds" ["qdev", "serial"] "Total time taken by write requests on the host." "";
     INFO Gauge "info" "" ["boot_id", "kernel"] "1; counters start again from 0 with each boot_id." "/proc/sys/kernel, uname(2)";
     UPTIME Gauge "uptime_seconds" "seconds" [] "Since the boot." "/proc/uptime";
     FROZEN Gauge "filesystems_frozen" "" [] "1 while file systems are frozen, or being frozen, through guestlet." "the agent";
@@ -84,7 +84,7 @@ families! {
     FS_INODES_FREE Gauge "filesystem_inodes_free" "" ["mountpoint", "fstype"] "Free inodes." "statvfs(3)";
     FS_READ_ONLY Gauge "filesystem_readonly" "" ["mountpoint", "fstype"] "1 if it is mounted read-only, or the kernel reports that it made it so after an error; many kernels do not report that for ext4, whose errors are counted." "/proc/self/mountinfo";
     FS_ERRORS Counter "filesystem_errors" "" ["mountpoint", "fstype"] "Errors recorded in it since it was last checked (ext4)." "/sys/fs/ext4";
-    DISK_INFO Gauge "disk_info" "" ["device", "serial"] "1; the serial number of a disk, by which it is found among those of the hypervisor; absent of a disk without one." "the monitor of disks";
+    DISK_INFO Gauge "disk_info" "" ["device", "serial"] "1; the serial number of a disk, which identifies it among those of the hypervisor; absent for a disk without one." "the monitor of disks";
     DISK_READS Counter "disk_reads" "" ["device"] "Read requests completed by a disk." "/proc/diskstats";
     DISK_WRITES Counter "disk_writes" "" ["device"] "Write requests completed by it." "/proc/diskstats";
     DISK_READ_BYTES Counter "disk_read_bytes" "bytes" ["device"] "Bytes read." "/proc/diskstats";
@@ -100,16 +100,16 @@ families! {
     NET_SEND_ERRORS Counter "network_send_errors" "" ["device"] "Transmit errors." "/proc/net/dev";
     NET_RECEIVE_DROPPED Counter "network_receive_dropped" "" ["device"] "Received packets that were dropped." "/proc/net/dev";
     NET_SEND_DROPPED Counter "network_send_dropped" "" ["device"] "Outgoing packets that were dropped." "/proc/net/dev";
-    UNIT_MEMORY Gauge "unit_memory_bytes" "bytes" ["unit"] "Memory of a unit, including its page cache, for up to ten units that use most memory, most processor time lately, or wait most." "cgroups, version 2";
+    UNIT_MEMORY Gauge "unit_memory_bytes" "bytes" ["unit"] "Memory of a unit, including its page cache, for up to ten units that use the most memory, have used the most processor time lately, or wait the most." "cgroups, version 2";
     UNIT_CPU Counter "unit_cpu_seconds" "seconds" ["unit"] "Processor time of a unit." "cgroups, version 2";
     UNIT_PRESSURE Counter "unit_pressure_waiting_seconds" "seconds" ["unit", "resource"] "Time in which at least one task of a unit waited for cpu, memory or io." "cgroups, version 2";
     UNIT_OOM_KILLS Counter "unit_oom_kills" "" ["unit"] "Processes of a unit killed by the kernel's out-of-memory killer." "cgroups, version 2";
     TEMPERATURE Gauge "temperature_celsius" "celsius" ["sensor"] "Reading of a sensor." "/sys/class/hwmon, /sys/class/thermal";
     GPU_SUSPENDED Gauge "gpu_suspended" "" ["gpu", "driver"] "1 while a GPU of amdgpu, i915 or xe has suspended itself. It is not woken: its other series are absent then." "/sys/class/drm";
-    GPU_BUSY Gauge "gpu_busy_ratio" "ratio" ["gpu"] "Part of the time in which a GPU worked just now (amdgpu)." "/sys/class/drm";
-    GPU_MEMORY_TOTAL Gauge "gpu_memory_total_bytes" "bytes" ["gpu"] "Memory of a GPU itself (amdgpu)." "/sys/class/drm";
-    GPU_MEMORY_USED Gauge "gpu_memory_used_bytes" "bytes" ["gpu"] "What of it is used (amdgpu)." "/sys/class/drm";
-    GPU_IDLE Counter "gpu_idle_seconds" "seconds" ["gpu", "gt"] "Time in which the engines of a GPU were without power as they had nothing to do (i915 and xe: RC6); of each of its parts." "/sys/class/drm";
+    GPU_BUSY Gauge "gpu_busy_ratio" "ratio" ["gpu"] "Utilisation of a GPU just now, as its driver reports it (amdgpu)." "/sys/class/drm";
+    GPU_MEMORY_TOTAL Gauge "gpu_memory_total_bytes" "bytes" ["gpu"] "Memory of the GPU itself, its VRAM (amdgpu)." "/sys/class/drm";
+    GPU_MEMORY_USED Gauge "gpu_memory_used_bytes" "bytes" ["gpu"] "Used part of that memory (amdgpu)." "/sys/class/drm";
+    GPU_IDLE Counter "gpu_idle_seconds" "seconds" ["gpu", "gt"] "Time in which the engines of a GPU were powered down because they were idle (i915 and xe: RC6), for each GT." "/sys/class/drm";
 }
 
 /// Finds a metric that guests may report, by its name; with its place in the table.

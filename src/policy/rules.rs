@@ -203,7 +203,7 @@ impl fmt::Display for Why<'_> {
                 if with.is_empty() {
                     return Ok(());
                 }
-                formatter.write_str(": by one with exec.paths neither --env nor --cwd may be given")
+                formatter.write_str("; a grant with exec.paths allows neither --env nor --cwd")
             }
             Detail::File { path, is_here, writes } if *elsewhere => {
                 let doing = if writes { "write to" } else { "read" };

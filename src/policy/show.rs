@@ -46,7 +46,7 @@ pub fn table(rules: &Rules) -> String {
     let mut rows = vec![["HOST", "CALLER", "BY", "ROLES"].map(str::to_owned)];
     for (host, name) in [(Host::Qga, "qga"), (Host::Plain, "plain")] {
         if let Some(roles) = of_before(rules, &host) {
-            let by = if host == Host::Plain { "no grant is for it, nor a key" } else { "no grant is for it" };
+            let by = if host == Host::Plain { "no grant and no key is for it" } else { "no grant is for it" };
             rows.push([name.to_owned(), "*".to_owned(), by.to_owned(), words(roles)]);
         }
     }

@@ -67,7 +67,8 @@ impl<'a> Call<'a> {
     pub fn answer(&self, bytes: usize, small: usize, held: usize) -> Result<Share, Error> {
         match self.asker {
             Asker::Host(_) if bytes > OVER_A_SESSION => Err(Error::generic(format!(
-                "over a session an answer has at most {} KiB of a file or an output, and this one {bytes} bytes; nothing is lost",
+                "over a session, an answer carries at most {} KiB of a file or of output, and this one \
+                 has {bytes} bytes; nothing is lost",
                 OVER_A_SESSION >> 10
             ))),
             Asker::Qga if bytes > small => self.context.room.answer(held),

@@ -14,25 +14,27 @@ pub fn names() -> String {
 const ORDER: &str = "
 # The order of answers
 
-On one stream commands are carried out one after the other, and answered in their order, with ids and without. Several
+On one stream, commands are carried out one after the other, and answered in their order, with ids and without. Several
 clients, on a socket, do not wait for each other. A disk or a hook may hang; then:
 
-- **guest-sync and guest-sync-delimited drop what was asked before them.** What has not begun never does; what is under way
-  goes on, and its end is not told. They are answered at once where what is before them was asked at least 1 s ago, and after
-  that time otherwise: so who sends something along with them still gets its answer if it is quick.
+- **guest-sync and guest-sync-delimited drop the commands before them.** A command that has not begun is never run; one that
+  is under way continues, and its result is not reported. If the commands before it were received at least 1 s ago,
+  guest-sync is answered at once, otherwise after that time: a client that sends something together with guest-sync still
+  gets its answer if it is quick.
 - **guest-ping, guest-info, guest-fsfreeze-status and guest-fsfreeze-thaw wait no longer than 5 s** for each command before
-  them: that is then answered with an error which says that it goes on and how it ends is not known. A freeze or a thaw is
-  not given up in this way, as it ends by itself (docs/freeze.md).
-- **guest-fsfreeze-thaw takes effect before its turn**, if it comes at least 1 s after the command that is under way: it ends a
-  freeze that takes its time. The answers keep their order: first the freeze's, an error, then the thaw's.
-- 64 commands, or 1 MiB of them, wait for their turn; then no more is read until the command that is under way has ended, or
-  is given up as above, after 5 s.
-- Commands that were given up are bounded: 8 of one client, 16 of one name and 128 of all clients, those among them that have
-  gone. Beyond it a command that may have to wait is answered with an error; those that are always answered still are.
+  them. That command is then answered with an error which says that it continues and that its outcome is not known. A freeze
+  or a thaw is not abandoned in this way, because it ends by itself (docs/freeze.md).
+- **guest-fsfreeze-thaw takes effect before its turn** if it comes at least 1 s after the command that is under way: it ends a
+  freeze that takes long. The answers keep their order: first the freeze's, an error, then the thaw's.
+- 64 commands, or 1 MiB of them, wait for their turn; then no more is read until the command that is under way has ended or,
+  as above, is abandoned after 5 s.
+- The number of abandoned commands is limited: 8 of one client, 16 of one name and 128 of all clients, including clients that
+  have disconnected. Beyond that, a command that may have to wait is answered with an error; commands that never wait are
+  still answered.
 
-Large answers that are not read yet may take 32 MiB of memory for all clients together. Beyond it guest-exec-status and
-guest-file-read refuse one of more than 192 KiB, and nothing of it is lost. A client of a socket that reads nothing of such an
-answer for 60 s is disconnected.
+Large answers that are not read yet may take 32 MiB of memory for all clients together. Beyond that, guest-exec-status and
+guest-file-read refuse an answer of more than 192 KiB, and nothing of it is lost. A client of a socket that reads nothing of
+such an answer for 60 s is disconnected.
 
 # Commands
 ";

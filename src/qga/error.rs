@@ -100,7 +100,7 @@ impl From<std::io::Error> for Error {
 impl From<files::Error> for Error {
     fn from(error: files::Error) -> Self {
         match error {
-            files::Error::UnknownHandle => Self::argument("\"handle\"", "is that of no open file"),
+            files::Error::UnknownHandle => Self::argument("\"handle\"", "belongs to no open file"),
             error => Self::generic(error_chain::words(&error)),
         }
     }
@@ -111,7 +111,7 @@ impl From<ssh_keys::Error> for Error {
         match error {
             ssh_keys::Error::Account(accounts::Error::Name) => user_name(),
             ssh_keys::Error::NoKey(place) => {
-                Self::argument(&format!("\"keys[{place}]\""), "must be one line, and no comment")
+                Self::argument(&format!("\"keys[{place}]\""), "must be one line, and not a comment")
             }
             error => Self::generic(error_chain::words(&error)),
         }

@@ -81,7 +81,7 @@ async fn whole(line: Line) -> Result<Vec<u8>, Error> {
         text.extend_from_slice(&last);
     }
     if text.len() > MOST {
-        let text = format!("the answer has more than {} KiB, which a session does not take", MOST >> 10);
+        let text = format!("the answer has more than {} KiB, which is the limit of a session", MOST >> 10);
         return Err(Error::generic(text));
     }
     Ok(text)

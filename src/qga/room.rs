@@ -119,7 +119,8 @@ impl Room {
             permits.and_then(|permits| Arc::clone(&self.answers).try_acquire_many_owned(permits).ok());
         let taken = taken.ok_or_else(|| {
             Error::generic(format!(
-                "clients have not read {} MiB of their answers, and another large one is not made: ask again later",
+                "clients have not read {} MiB of their answers, so another large one is \
+                 refused; try again later",
                 ANSWERS >> 20
             ))
         })?;
@@ -138,8 +139,8 @@ impl Room {
             return Ok(());
         }
         Err(Error::generic(format!(
-            "too many commands that nobody waits for any more have not ended, such as {}; what they wait for, such as a \
-             disk, does not answer",
+            "too many abandoned commands have not ended, such as {}; what they wait for, such as a disk, \
+             does not answer",
             left.keys().next().unwrap_or(&"this one")
         )))
     }
@@ -178,7 +179,7 @@ mod tests {
     fn the_largest_answer_fits_and_another_one_waits() {
         let room = Room::default();
         let largest = room.answer(ANSWERS).unwrap();
-        assert!(room.answer(1).unwrap_err().desc.contains("ask again later"));
+        assert!(room.answer(1).unwrap_err().desc.contains("try again later"));
         drop(largest);
         let _one = room.answer(ANSWERS / 2).unwrap();
         room.answer(ANSWERS / 2).unwrap();

@@ -326,7 +326,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         let Some(front) = self.works.turn.front() else { return Ok(()) };
         let name = front.command.name;
         let text = format!(
-            "{name} has not ended within {} s, and goes on; how it ends is not known",
+            "{name} has not ended within {} s and continues; its outcome is not known",
             front.begun.elapsed().as_secs()
         );
         tracing::warn!("{}: {text}", self.peer);

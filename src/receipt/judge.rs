@@ -40,10 +40,10 @@ pub fn judge(receipt: &mut Receipt) {
     if receipt.applications.is_empty() {
         reasons.push(match receipt.hooks.len() {
             0 => "no application took part".to_owned(),
-            1 => "no application took part; a hook was run, which proves nothing of what it did".to_owned(),
-            count => format!(
-                "no application took part; {count} hooks were run, which prove nothing of what they did"
-            ),
+            1 => "no application took part; a hook was run, but nothing proves what it did".to_owned(),
+            count => {
+                format!("no application took part; {count} hooks were run, but nothing proves what they did")
+            }
         });
     }
     receipt.level = if reasons.is_empty() { Level::Application } else { Level::FileSystem };
@@ -57,11 +57,11 @@ fn spoiled(receipt: &Receipt) -> Vec<String> {
     match end.how.as_str() {
         "asked" => {}
         "failed" => reasons.push(format!("the freeze failed: {}", end.problem)),
-        "deadline" => reasons.push("no thaw was asked for until the deadline".to_owned()),
+        "deadline" => reasons.push("no thaw was requested before the deadline".to_owned()),
         "person" => reasons.push("a person in the guest ended the freeze".to_owned()),
         "crash" => reasons.push("the agent ended before the freeze did".to_owned()),
-        "hang" => reasons.push("the agent did not thaw, and its guardian did".to_owned()),
-        other => reasons.push(format!("the freeze ended in another way than by a thaw ({other})")),
+        "hang" => reasons.push("the agent did not thaw; its guardian did".to_owned()),
+        other => reasons.push(format!("the freeze did not end by a thaw ({other})")),
     }
     let times = &receipt.times;
     let moments = (&times.frozen, &times.thaw_asked, &times.thawed);

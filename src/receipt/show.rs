@@ -110,7 +110,7 @@ fn cut(receipt: &Receipt) -> String {
             format!("{id}{}, {}–{} by the caller's clock{failed}", cut.text, cut.begun, cut.ended)
         }
         (None, Some(frozen), Some(asked)) if receipt.level > Level::Crash => {
-            format!("window {}–{}: the caller's log has to show its snapshot inside", frozen.time, asked.time)
+            format!("window {}–{}: the caller's log must show the snapshot in it", frozen.time, asked.time)
         }
         _ => "not known".to_owned(),
     }
@@ -150,7 +150,7 @@ mod tests {
             "Not more:   no application took part",
             "For:        a QGA client, over QGA",
             "Frozen:     t1500 (1.500 s after the boot)",
-            "Snapshot:   window t1500–t2000: the caller's log has to show its snapshot inside",
+            "Snapshot:   window t1500–t2000: the caller's log must show the snapshot in it",
         ] {
             let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(text.lines().any(|found| words(found) == words(line)), "{line}\n{text}");

@@ -156,7 +156,7 @@ fn task(start: v1::StartProgram, owner: String) -> Result<Task, Status> {
     let away = away(&start)?;
     if start.login.is_some() && !start.arguments.is_empty() {
         return Err(Status::invalid_argument(
-            "the arguments of a login are those of StartProgram.login alone",
+            "arguments and login exclude each other; pass the arguments in StartProgram.login",
         ));
     }
     let variables = start.environment.into_iter();

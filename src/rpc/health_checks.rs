@@ -95,7 +95,7 @@ fn wanted(request: v1::SetHealthChecksRequest, tenure: &Tenure) -> Result<Wanted
     let checks = checks.collect::<Result<Vec<_>, _>>()?;
     let mut ids = BTreeSet::new();
     if let Some(place) = checks.iter().position(|check| !ids.insert(&check.id)) {
-        return Err(Status::invalid_argument(format!("checks[{place}].id is that of another check")));
+        return Err(Status::invalid_argument(format!("checks[{place}].id is used by another check")));
     }
     let report_every = (report_seconds != 0).then(|| Duration::from_secs(report_seconds.into()));
     Ok(Wanted { owner: tenure.number(), generation, report_every, checks })
@@ -199,7 +199,7 @@ mod tests {
             (|it| it.report_seconds = 9, "report_seconds"),
             (|it| it.report_seconds = 3601, "report_seconds"),
             (|it| it.checks = (0..257).map(|id| target(&id.to_string())).collect(), "at most 256"),
-            (|it| it.checks[2].id = "a".to_owned(), "checks[2].id is that of another"),
+            (|it| it.checks[2].id = "a".to_owned(), "checks[2].id is used by another check"),
             (|it| it.checks[1].id = String::new(), "checks[1].id"),
             (|it| it.checks[0].id = "ä".repeat(129), "checks[0].id"),
             (|it| it.checks[1].port = 0, "checks[1].port"),

@@ -295,7 +295,7 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let mut slot = self.holder.slot();
         if let Some(over) = slot.current.take_if(|current| current.number == self.number) {
-            tracing::info!("host half {} is gone", name(&over.host));
+            tracing::info!("host half {} has disconnected", name(&over.host));
         }
     }
 }

@@ -105,8 +105,7 @@ pub fn table(answer: &GetTopologyResponse) -> String {
     let mut lines: Vec<(&str, String)> = Vec::new();
     match &answer.topology {
         None => {
-            lines
-                .push(("topology", "not known: no host half has told this guest since it booted".to_owned()));
+            lines.push(("topology", "not known: no host half has reported it since this boot".to_owned()));
         }
         Some(topology) => {
             lines.push(("region", text::or_dash(&topology.region)));
@@ -115,7 +114,7 @@ pub fn table(answer: &GetTopologyResponse) -> String {
             let mut labels: Vec<_> = topology.labels.iter().collect();
             labels.sort_unstable();
             lines.extend(labels.into_iter().map(|(key, value)| ("label", format!("{key}={value}"))));
-            lines.push(("told by", format!("{}, {} ago", answer.host_half, age(answer.since))));
+            lines.push(("reported by", format!("{}, {} ago", answer.host_half, age(answer.since))));
         }
     }
     if !answer.problem.is_empty() {

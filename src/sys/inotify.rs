@@ -138,8 +138,8 @@ fn complain(what: &str, limit: &str, error: Errno) {
     SAID.call_once(|| {
         let seconds = LOOK_AGAIN.as_secs();
         tracing::warn!(
-            "no inotify {what} are left ({error}): other programs of this user have used them up; until there \
-             are, changed files are noticed after up to {seconds} s: raise the sysctl {limit}"
+            "no inotify {what} are left ({error}): other programs of this user have used them up. Until some \
+             are free, changed files are noticed after up to {seconds} s; raise the sysctl {limit}"
         );
     });
 }

@@ -115,7 +115,7 @@ impl HttpBody for Answer {
                 None => this.line + data.len(),
             };
             if this.line > MAX_LINE {
-                return Poll::Ready(Some(Err("the API server sends more than can be an object".into())));
+                return Poll::Ready(Some(Err("the API server sends a line that is too long".into())));
             }
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))

@@ -123,11 +123,11 @@ fn cloud_provider(actual: &Object) -> Option<&'static str> {
         return Some("a cloud provider has not initialised this Node yet");
     }
     if actual.metadata.annotations.contains_key(CLOUD_PROVIDER) {
-        return Some("guestlet-ccm has the labels of this Node");
+        return Some("guestlet-ccm manages the labels of this Node");
     }
     let annotated = actual.metadata.annotations.keys().any(|key| key.starts_with(HARVESTER_ANNOTATIONS));
     (annotated || actual.spec.provider_id.starts_with(HARVESTER))
-        .then_some("Harvester's cloud provider has the labels of this Node")
+        .then_some("Harvester's cloud provider manages the labels of this Node")
 }
 
 fn is_place(key: &str) -> bool {

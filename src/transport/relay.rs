@@ -65,7 +65,7 @@ impl Relay {
         }
         let message = request_message(Body::new(body), MAX_REQUEST).await?;
         let caller = (self.way)()
-            .map_err(|reason| Status::unavailable(format!("the host half cannot be asked: {reason}")))?;
+            .map_err(|reason| Status::unavailable(format!("cannot call the host half: {reason}")))?;
         let answer = tokio::time::timeout(DEADLINE, async {
             // The semaphore is never closed.
             let _place = self.places.acquire().await;

@@ -90,9 +90,7 @@ pub enum Refused {
     #[error("{0}")]
     Channel(String),
     /// Peer without a key, where one is required.
-    #[error(
-        "it speaks without a key, but this guest was given keys (guestlet trust ls) and accepts only those"
-    )]
+    #[error("it uses no key, but this guest was given keys (guestlet trust ls) and accepts only those")]
     Plain,
     /// Peer that uses TLS, where this guest has no keys.
     #[error("it speaks TLS, but this guest was not given the key of a host half yet")]

@@ -262,7 +262,7 @@ pub struct Secured {
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The guest speaks no TLS: it was given no key, or its agent is too old for them.
-    #[error("the guest speaks without keys")]
+    #[error("the guest uses no keys")]
     Plain,
     /// Guest that closed the connection without an answer.
     #[error("the agent closed the connection")]

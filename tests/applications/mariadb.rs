@@ -302,7 +302,7 @@ fn strange_servers_are_never_held() {
             std::iter::once(greeting())
                 .chain((1..100).map(|number| packet(number * 2, b"\xfeplugin\0")))
                 .collect(),
-            "one plugin after the other",
+            "one authentication plugin after another",
         ),
         ("a file that it asks for", vec![greeting(), done(2), packet(1, b"\xfb/etc/shadow")], no_database),
         ("columns without end", vec![greeting(), done(2), packet(1, b"\xfc\xff\xff")], no_database),

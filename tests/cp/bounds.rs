@@ -22,7 +22,7 @@ fn many_at_a_time_are_refused_and_cost_little() {
                     } else {
                         let words = String::from_utf8_lossy(&output.stderr);
                         assert!(
-                            words.contains("may not have one more") || words.contains("at a time"),
+                            words.contains("which is the limit") || words.contains("at a time"),
                             "{words}"
                         );
                         refused.fetch_add(1, Ordering::Relaxed);

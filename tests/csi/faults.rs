@@ -177,9 +177,9 @@ fn what_is_left_of_a_disk_that_is_gone_is_taken_away() {
             disk.unplug();
             until("that it is gone is told", || !lab.disks().contains(&disk.name));
             let condition = volume.stats(&pod).await.unwrap().volume_condition.unwrap();
-            assert!(condition.abnormal && condition.message == "the disk is gone", "{condition:?}");
-            is(volume.expand(&pod, 0, 0).await, Code::FailedPrecondition, "is gone");
-            is(volume.publish(&pod, &access, false).await, Code::FailedPrecondition, "is gone");
+            assert!(condition.abnormal && condition.message == "the disk was removed", "{condition:?}");
+            is(volume.expand(&pod, 0, 0).await, Code::FailedPrecondition, "was removed");
+            is(volume.publish(&pod, &access, false).await, Code::FailedPrecondition, "was removed");
             // It comes back while what is left of it is still there: the pod's part stays as dead as it is.
             if is_block {
                 volume.unpublish(&pod).await.unwrap();

@@ -287,7 +287,7 @@ fn a_client_of_kubelets_kind() {
         assert!(words.starts_with("Unimplemented: "), "{words}");
         lab.leave();
         let words = asked(&lab.controller(), "/csi.v1.Controller/ListVolumes");
-        assert!(words.starts_with("Unavailable: the host half cannot be asked"), "{words}");
+        assert!(words.starts_with("Unavailable: cannot call the host half"), "{words}");
         assert!(!lab.log().contains("is refused"), "{}", lab.log());
     });
 }

@@ -341,7 +341,7 @@ fn what_is_not_meant_is_left_alone() {
     machine.run(&rules, async |run| {
         for (point, state, reason) in [
             (&on_foreign, "failed", "is not blank: it holds btrfs"),
-            (&on_blank, "failed", "is blank, and the rule does not say format-if-blank"),
+            (&on_blank, "failed", "is blank, and the rule does not set format-if-blank"),
             (&full, "failed", "not empty"),
             (&through, "failed", "link is a symbolic link"),
             (&lab.path("no-user"), "failed", "unknown user \"no-such-user\""),

@@ -38,7 +38,7 @@ fn memory_for_outputs_is_bounded_and_nobody_loses_any_to_another_caller() {
     let refused = start(&lab, 0, "exec sleep 1000");
     let words = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(code(&refused), 125, "{words}");
-    assert!(words.contains("134217728 bytes are reserved") && words.contains("exec.ring-bytes"), "{words}");
+    assert!(words.contains("have 134217728 of at most") && words.contains("exec.ring-bytes"), "{words}");
     assert_eq!(list(&lab, OTHER).len(), 3, "what another caller has not seen yet is kept");
 
     // For one of its own the oldest goes.

@@ -94,7 +94,7 @@ async fn whoever_breaks_the_rules_loses_the_call_and_is_told_which() {
     assert_eq!((first.code(), first.message()), (Code::InvalidArgument, "the first message must be open"));
 
     let breaks: [Break; 9] = [
-        ("connection 1: more data than there was credit for", |call, _| {
+        ("connection 1: more data than the credit allows", |call, _| {
             // Nobody takes what comes back, so that the echo takes no more than the kernel has room for.
             (0..2500).for_each(|_| call.data(1, 16 << 10));
         }),

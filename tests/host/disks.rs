@@ -127,8 +127,8 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
     let strange = text(&lab.path("nothing"));
     let new = |rest: &[&'static str]| [&["attach", "a", "--size", "1M", "--serial"], rest].concat();
     let cases: Vec<(Vec<&str>, i32, &str)> = vec![
-        (new(&["data"]), 1, "the disk \"data\" is attached already with another file: /"),
-        (vec!["attach", "a", "--file", &other, "--serial", "data"], 1, "attached already with another file"),
+        (new(&["data"]), 1, "the disk \"data\" is already attached with another file: /"),
+        (vec!["attach", "a", "--file", &other, "--serial", "data"], 1, "already attached with another file"),
         (
             vec!["attach", "a", "--file", &image, "--serial", "data", "--bus", "virtio"],
             1,

@@ -77,7 +77,7 @@ fn a_guest_that_refuses_or_cannot_be_told_is_shown() {
     let problem = |name: &str| shown(&lab, name)["topology"]["problem"].clone();
     lab.until("both are shown", || problem("a") != "" && problem("b") != "");
     assert_eq!(problem("a"), "the guest does not accept it: I will not \u{fffd}[2J");
-    assert_eq!(problem("b"), "the agent in this guest cannot be told where it runs");
+    assert_eq!(problem("b"), "cannot send the topology to the agent in this guest");
     assert_eq!(a.places().told.len(), 1, "what is wrong is not told again");
     assert_eq!((b.places().told.len(), shown(&lab, "b")["state"].clone()), (0, json!("problem")));
 

@@ -257,7 +257,7 @@ fn without_the_role_for_shares_a_share_is_refused_in_words() {
         lab.api.delete(&format!("{ROLES}/guestlet-controller-shares")).await;
         let refused = until("the right is gone", async || volumes.check().await.err()).await;
         assert!(matches!(refused, VolumeError::Refused(_)), "{refused}");
-        assert!(refused.to_string().contains("or the controller has no right to it"), "{refused}");
+        assert!(refused.to_string().contains("or the controller lacks the permission for it"), "{refused}");
         volumes.repair().await.unwrap();
     });
 }

@@ -409,7 +409,7 @@ fn without_harvester_vms_are_told_and_load_balancers_refused_with_what_to_do() {
             other => panic!("{other:?}"),
         })
         .await;
-        assert!(words.contains("which Harvester brings") && words.contains("MetalLB"), "{words}");
+        assert!(words.contains("which Harvester installs") && words.contains("MetalLB"), "{words}");
         refused(calls.ensure(wanted("web", "u1", 80)).await, Code::Unimplemented, "no LoadBalancer");
         refused(calls.release(service("web", "u1")).await, Code::Unimplemented, "no LoadBalancer");
         let bounds = Some(WatchBounds::default());

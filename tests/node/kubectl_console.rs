@@ -90,7 +90,7 @@ fn the_console_of_kubevirt_is_the_guests() {
         let (code, complaint) = sitter.end().await;
         assert_eq!(code, Some(255), "{complaint}");
         assert!(
-            complaint.contains("lost the console of default/web") && complaint.contains("somebody else"),
+            complaint.contains("lost the console of default/web") && complaint.contains("another client"),
             "{complaint}"
         );
         echo.abort();

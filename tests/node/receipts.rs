@@ -170,6 +170,6 @@ fn a_freeze_that_a_node_has_not_seen_begin_proves_nothing() {
         let says = bench.says(OF_CLAIMS, "during", &id).await;
         assert_eq!(says["guestlet.io/receipt-level"], "crash", "{says:#}");
         let why = says["guestlet.io/receipt-why"].as_str().unwrap();
-        assert!(why.contains("has not heard of the freeze when it began"), "{why}");
+        assert!(why.contains("did not learn of the freeze when it began"), "{why}");
     });
 }

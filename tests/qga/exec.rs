@@ -250,7 +250,7 @@ fn large_answers_that_nobody_reads_are_bounded_for_all_clients_together() {
                 stalled.push(reader);
                 break;
             }
-            if begun.contains("ask again later") {
+            if begun.contains("try again later") {
                 refused += 1;
                 break;
             }

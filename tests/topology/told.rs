@@ -30,7 +30,7 @@ async fn the_last_good_topology_is_kept_for_people_and_programs() {
     assert_eq!(holder.until(changed).await, "a");
     let table = String::from_utf8(ask(&agent, &[]).stdout).unwrap();
     for words in
-        ["zone            a\n", "label           example.com/rack=r7\n", "told by         host-of-one, "]
+        ["zone            a\n", "label           example.com/rack=r7\n", "reported by     host-of-one, "]
     {
         assert!(table.contains(words), "{words:?}: {table}");
     }

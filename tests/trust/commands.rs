@@ -129,7 +129,7 @@ fn grants_limit_programs_and_files_and_are_for_one_caller() {
     let read = returned(&lab, "guest-file-read", json!({ "handle": handle }));
     assert_eq!(read["buf-b64"], "d29yZHM=");
     let output = qga(&lab, "guest-file-read", json!({ "handle": handle, "count": 1 << 20 }));
-    assert_fails(&output, 1, "over a session an answer has at most 96 KiB");
+    assert_fails(&output, 1, "over a session, an answer carries at most 96 KiB");
     // Not with writing.
     let output = qga(&lab, "guest-file-open", json!({ "path": open.to_str().unwrap(), "mode": "w" }));
     assert_fails(&output, 1, "no grant");
@@ -150,9 +150,9 @@ fn what_one_has_opened_or_started_is_of_no_use_to_another() {
         lab.ctl_as(4_000_001, &["qga", "web", &command]).output().unwrap()
     };
     assert!(other("guest-ping", json!({})).status.success());
-    assert_fails(&other("guest-file-read", json!({ "handle": handle })), 1, "is that of no open file");
-    assert_fails(&other("guest-file-close", json!({ "handle": handle })), 1, "is that of no open file");
-    assert_fails(&other("guest-exec-status", started.clone()), 1, "is that of no program");
+    assert_fails(&other("guest-file-read", json!({ "handle": handle })), 1, "belongs to no open file");
+    assert_fails(&other("guest-file-close", json!({ "handle": handle })), 1, "belongs to no open file");
+    assert_fails(&other("guest-exec-status", started.clone()), 1, "belongs to no program");
     assert_eq!(returned(&lab, "guest-file-read", json!({ "handle": handle }))["count"], 5);
     returned(&lab, "guest-exec-status", started);
 }

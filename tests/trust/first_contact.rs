@@ -11,7 +11,7 @@ fn without_keys_all_is_as_before_and_shown_as_such() {
     let lab = lab.start();
     until_speaks(&lab, "web", "plain");
     assert_eq!(key(&lab, "web")["key"], "");
-    assert!(lab.words(&["info", "web"]).contains("it speaks without keys"));
+    assert!(lab.words(&["info", "web"]).contains("it uses no keys"));
     let told = agent.trust(&["ls"]);
     assert!(String::from_utf8_lossy(&told.stdout).starts_with("This guest was given no key"), "{told:?}");
     assert!(!agent.file("trust").exists(), "it made itself a key that nobody needs");
@@ -53,7 +53,7 @@ fn once_keyed_no_byte_is_said_in_plain_even_without_the_keys_until_root_resets_i
     agent.know(&lab);
     agent.start();
     assert_eq!(say(&agent.socket(), PLAIN), b"");
-    agent.until_it_says("it speaks without a key, but this guest was given keys");
+    agent.until_it_says("it uses no key, but this guest was given keys");
     until_speaks(&lab, "web", "keyed");
     // A boot without the credential.
     std::fs::remove_dir_all(agent.file("hosts.d")).unwrap();
@@ -67,9 +67,7 @@ fn once_keyed_no_byte_is_said_in_plain_even_without_the_keys_until_root_resets_i
     let reset = agent.trust(&["reset"]);
     assert!(reset.status.success(), "{reset:?}");
     assert_ne!(say(&agent.socket(), PLAIN), b"");
-    lab.until("the reset is told", || {
-        lab.info("web")["reason"].as_str().unwrap().contains("speaks without keys")
-    });
+    lab.until("the reset is told", || lab.info("web")["reason"].as_str().unwrap().contains("uses no keys"));
     assert!(lab.words(&["trust", "forget", "web"]).contains("forgotten"));
     until_speaks(&lab, "web", "plain");
 }

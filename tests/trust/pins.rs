@@ -53,7 +53,7 @@ fn a_guest_that_does_not_take_the_next_key_is_told_of_once() {
     web.start();
     until_speaks(&lab, "web", "keyed");
     drop(lab.words(&["trust", "rotate", "--host"]));
-    let complaint = "the guest cannot be told this host half's keys";
+    let complaint = "cannot send this host half's keys to the guest";
     until("it is refused", || lab.log().contains(complaint));
     for sessions in 2..5 {
         web.restart();

@@ -53,7 +53,7 @@ fn a_reset_right_after_the_last_key_is_taken_away_leaves_a_guest_without_keys() 
         drop(ended);
     });
     // The host half is told so.
-    lab.until_vm("web", |vm| vm["reason"].as_str().unwrap_or_default().contains("speaks without keys"));
+    lab.until_vm("web", |vm| vm["reason"].as_str().unwrap_or_default().contains("uses no keys"));
     lab.words(&["trust", "forget", "web"]);
     until_speaks(&lab, "web", "plain");
 }

@@ -31,7 +31,7 @@ fn until_done<T>(what: &str, mut call: impl FnMut() -> Result<T, Status>) -> T {
                 // A disk that has left, as one does that takes an address again at once, comes back; kubelet repeats a
                 // publish whatever the answer is.
                 let is_back_soon =
-                    status.code() == Code::FailedPrecondition && status.message().ends_with(" is gone");
+                    status.code() == Code::FailedPrecondition && status.message().ends_with(" was removed");
                 let passes =
                     matches!(status.code(), Code::Unavailable | Code::Aborted | Code::DeadlineExceeded)
                         || is_back_soon;

@@ -262,7 +262,7 @@ fn once_keyed_a_vm_speaks_no_plain_until_root_in_it_resets_its_keys() {
 
     // Somebody without a key, and a host half with another one, on the same socket.
     assert_eq!(guest.answer(PLAIN).escape_ascii().to_string(), "");
-    guest.until_logs("it speaks without a key, but this guest was given keys");
+    guest.until_logs("it uses no key, but this guest was given keys");
     let stranger = HostHalf::start(&[Listed::at("web", lab.uuid("web"), guest.vm.vsock_socket())]).unwrap();
     let reason = until_refused(&stranger, "web");
     assert!(reason.contains("does not know this host half's key SHA256:"), "{reason}");
@@ -283,7 +283,7 @@ fn once_keyed_a_vm_speaks_no_plain_until_root_in_it_resets_its_keys() {
     guest.said_tls_alone();
     guest.vm.run("guestlet trust reset").unwrap();
     assert_ne!(guest.answer(PLAIN), b"");
-    let told = |vm: &Value| vm["reason"].as_str().unwrap_or_default().contains("speaks without keys");
+    let told = |vm: &Value| vm["reason"].as_str().unwrap_or_default().contains("uses no keys");
     let (seen, _) = lab.host.wait("web", "downgraded", BOOT, told).unwrap();
     assert!(seen["reason"].as_str().unwrap().contains("guestctl trust forget web"), "{seen}");
     guest.said_tls_alone();

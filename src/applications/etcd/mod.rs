@@ -186,7 +186,7 @@ fn configured(data: &Path) -> Result<Vec<PathBuf>, Problem> {
     let below = |name: &str| {
         let path = data.join(name);
         path.canonicalize()
-            .map_err(|error| Problem::new(format_args!("cannot look at {}: {error}", path.display())))
+            .map_err(|error| Problem::new(format_args!("cannot examine {}: {error}", path.display())))
     };
     Ok(vec![below("member/snap")?, below("member/wal")?])
 }

@@ -66,7 +66,7 @@ fn is_flushed(session: &mut Session, positions: &Positions, until: Instant) -> R
             (Ok(_), Ok(_)) if Instant::now() < latest => std::thread::sleep(AGAIN),
             _ => {
                 return Err(Problem::new(format_args!(
-                    "InnoDB has committed up to {committed}, and its log is on the disk up to {flushed} only"
+                    "InnoDB has committed up to {committed}, but its log is on the disk only up to {flushed}"
                 )));
             }
         }

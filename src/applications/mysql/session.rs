@@ -69,7 +69,7 @@ impl Session {
                 Login::Refused(error) => return Err(session.failed("the login", &error)),
             }
         }
-        Err(session.no_entry("it asks for one plugin after the other"))
+        Err(session.no_entry("it requests one authentication plugin after another"))
     }
 
     /// Returns the PID of the process that listens.

@@ -74,7 +74,7 @@ fn flush(
         }
         if Instant::now() >= latest {
             return Err(Problem::new(format_args!(
-                "InnoDB has committed up to {committed}, and its log is on the disk up to {flushed:?} only \
+                "InnoDB has committed up to {committed}, but its log is on the disk only up to {flushed:?} \
                  (innodb_flush_log_at_trx_commit, innodb_flush_log_at_timeout)"
             )));
         }

@@ -202,5 +202,5 @@ fn not_let_in(user: &str, words: &str) -> Problem {
 }
 
 fn endless() -> Problem {
-    Problem::new("the server's answer has no end")
+    Problem::new("the server's answer is too long")
 }

@@ -293,7 +293,8 @@ fn interface(
         let Some(name) = found.map(|one| one.name.as_str()).filter(|name| !name.is_empty()) else {
             let vm = instance.map_or(member.vm_uid.as_str(), |instance| &instance.name);
             return Some(Err(format!(
-                "kube-vip is not told which interface the network {network} is on: the interface of the VM {vm} is not known"
+                "cannot tell kube-vip which interface the network {network} is on: the interface of the VM \
+                 {vm} is not known"
             )));
         };
         names.push(name);
@@ -303,7 +304,8 @@ fn interface(
     Some(match names.as_slice() {
         [name] => Ok((*name).to_owned()),
         [] => Err(format!(
-            "kube-vip is not told which interface the network {network} is on: there is no Node to tell it from"
+            "cannot tell kube-vip which interface the network {network} is on: there is no Node to read it \
+             from"
         )),
         several => Err(format!(
             "the network {network} is on interfaces of different names ({}), but kube-vip needs one name for all Nodes",

@@ -20,7 +20,7 @@ pub(super) const AGENT: &[Row] = &[
     (
         "qga.version",
         "`\"10.2.0\"`",
-        "what guest-info reports, at first the version whose protocol it is; some hosts compare it",
+        "the version that guest-info reports, by default the one of the qemu-ga whose protocol this is; some hosts compare it",
     ),
     (
         "qga.fsfreeze-hook",
@@ -126,7 +126,7 @@ pub(super) const AGENT: &[Row] = &[
     (
         "freeze.application.thaw",
         "",
-        "the same for the end of the freeze; it is run whatever became of the other one",
+        "the same for the end of the freeze; it is run even if the other one failed",
     ),
     ("freeze.application.data", "", "the directories with its data, which must be frozen with it"),
     (
@@ -176,12 +176,12 @@ pub(super) const AGENT: &[Row] = &[
     (
         "cloud.socket",
         "`/run/guestlet-cloud/cloud.sock`",
-        "where `guestlet-ccm` on this node asks the host half, as soon as and as long as the socket's directory is there; `\"\"` for nowhere. See [cloud-provider.md](cloud-provider.md)",
+        "the socket through which `guestlet-ccm` on this node calls the host half, as soon as and as long as its directory exists; `\"\"` for nowhere. See [cloud-provider.md](cloud-provider.md)",
     ),
     (
         "trust.state-dir",
         "`/var/lib/guestlet`",
-        "where the guest keeps its own key, once it has been given keys of host halves. See [keys.md](keys.md)",
+        "where the guest stores its own key, once it has been given keys of host halves. See [keys.md](keys.md)",
     ),
     (
         "topology.drop-ins",
@@ -230,7 +230,8 @@ pub(super) const AGENT: &[Row] = &[
     (
         "grant.caller",
         "`\"*\"`",
-        "for whom the host half asks, such as `uid:0 root`, and `\"\"` for itself; `*` in it stands for any characters",
+        "the caller for whom the host half acts, such as `uid:0 root`; `\"\"` is the host half itself, and `*` matches \
+         any characters",
     ),
     (
         "grant.roles",

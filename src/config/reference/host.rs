@@ -6,7 +6,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "socket",
         "`/run/guestlet-host/api.sock`",
-        "where guestctl asks; for root only, unless there is an `[[access]]` table",
+        "the socket that guestctl connects to; for root only, unless there is an `[[access]]` table",
     ),
     (
         "metrics-socket",
@@ -22,7 +22,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "volumes-dir",
         "`/var/lib/guestlet-host/volumes`",
-        "where `guestctl disk attach --size` makes volumes; QEMU's user must be able to reach it",
+        "where `guestctl disk attach --size` creates volumes; QEMU's user must be able to reach it",
     ),
     (
         "load-balancers.state-dir",
@@ -125,7 +125,7 @@ pub(super) const HOST: &[Row] = &[
     ),
     (
         "address-pool.reserved-ports",
-        "`[22]`, with `interface` none",
+        "`[22]`; none with `interface`",
         "ports of these addresses that this host never forwards",
     ),
     ("cluster.<name>.max-load-balancers", "`1024`", "how many load balancers a cluster may have"),
@@ -139,7 +139,7 @@ pub(super) const HOST: &[Row] = &[
     (
         "cluster.<name>.controllers",
         "all of the cluster",
-        "the VMs that may ask for volumes and load balancers",
+        "the VMs that may request volumes and load balancers",
     ),
     (
         "trust.state-dir",
@@ -173,8 +173,8 @@ pub(super) const HOST: &[Row] = &[
     ("scrape.vms", "all", "in which VMs: names, or patterns such as `\"web-*\"`"),
     (
         "scrape.interval-seconds",
-        "as Prometheus has it",
-        "how often Prometheus should scrape, from 1 to 3600, as `/sd` tells it",
+        "Prometheus' own",
+        "how often Prometheus should scrape, from 1 to 3600, as `/sd` reports it",
     ),
     ("scrape.timeout-seconds", "`5`", "how long an exporter may take, from 1 to 60"),
     (
@@ -190,8 +190,8 @@ pub(super) const HOST: &[Row] = &[
     (
         "access.users",
         "none",
-        "users of the host, by name or number, who may ask what the table `[[access]]` says; tables add up. See \
-         [security.md](security.md)",
+        "users of the host, by name or number, who may do what the table `[[access]]` allows; tables add up. \
+         See [security.md](security.md)",
     ),
     ("access.groups", "none", "groups of the host, by name or number, whose members may"),
     (
@@ -241,7 +241,7 @@ pub(super) const HOST: &[Row] = &[
         "`\"ReadWriteMany\"`",
         "of `guestlet-host controller`: the access mode of the claims that volumes are; VMs can be migrated with `ReadWriteMany` alone",
     ),
-    ("topology.region", "none", "where this host is, as each guest is told. See [topology.md](topology.md)"),
+    ("topology.region", "none", "where this host is; each guest is told. See [topology.md](topology.md)"),
     ("topology.zone", "none", "the failure domain within the region"),
     ("topology.host", "its host name", "the name of this host that guests are told"),
     (

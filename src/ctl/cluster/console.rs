@@ -144,14 +144,14 @@ fn flaw(headers: &HeaderMap, key: &str) -> Option<&'static str> {
             .is_some_and(|text| text.eq_ignore_ascii_case(value))
     };
     if !has(header::UPGRADE, "websocket") || !has(header::CONNECTION, "Upgrade") {
-        return Some("the answer switches to something else than a WebSocket");
+        return Some("the answer switches to something other than a WebSocket");
     }
     let accepted = headers.get(header::SEC_WEBSOCKET_ACCEPT).map(http::HeaderValue::as_bytes);
     if accepted != Some(derive_accept_key(key.as_bytes()).as_bytes()) {
-        return Some("the answer is to another request for a WebSocket");
+        return Some("the answer belongs to another WebSocket request");
     }
     (!has(header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL))
-        .then_some("the answer is of another protocol than plain.kubevirt.io")
+        .then_some("the answer has a protocol other than plain.kubevirt.io")
 }
 
 /// Converts an answer that refuses the WebSocket to an error with its message.
@@ -241,7 +241,7 @@ async fn next(messages: &mut SplitStream<Socket>) -> Result<Vec<u8>, String> {
 fn words(error: &tungstenite::Error) -> String {
     match error {
         tungstenite::Error::Protocol(tungstenite::error::ProtocolError::ResetWithoutClosingHandshake) => {
-            "it was closed without a word".to_owned()
+            "it was closed without a reason".to_owned()
         }
         error => error.to_string(),
     }
@@ -275,7 +275,8 @@ async fn ended(server: &ApiServer, namespace: &str, vm: &str, why: &str) -> ctl:
         tokio::time::sleep(AGAIN).await;
     }
     let words = format!(
-        "lost the console of {namespace}/{vm}: {why}; KubeVirt gives it to whoever opened it last, so somebody else may have it now"
+        "lost the console of {namespace}/{vm}: {why}; KubeVirt gives it to the client that opened it last, \
+         so another client may have it now"
     );
     ctl::Error::NotRun(words, LOST)
 }
@@ -300,10 +301,10 @@ mod tests {
         };
         assert_eq!(flaw(&headers(["WebSocket", "upgrade", accepted, PROTOCOL]), key), None);
         for (list, words) in [
-            (["h2c", "upgrade", accepted, PROTOCOL], "something else"),
-            (["websocket", "close", accepted, PROTOCOL], "something else"),
-            (["websocket", "upgrade", "x", PROTOCOL], "another request"),
-            (["websocket", "upgrade", accepted, "v4.channel.k8s.io"], "another protocol"),
+            (["h2c", "upgrade", accepted, PROTOCOL], "something other"),
+            (["websocket", "close", accepted, PROTOCOL], "something other"),
+            (["websocket", "upgrade", "x", PROTOCOL], "another WebSocket request"),
+            (["websocket", "upgrade", accepted, "v4.channel.k8s.io"], "a protocol other"),
         ] {
             assert!(flaw(&headers(list), key).unwrap().contains(words), "{list:?}");
         }

@@ -20,7 +20,7 @@ pub enum Error {
     #[error("cannot use the credentials for the API server {0}: {1}")]
     Credentials(String, String),
     /// A credential plugin would have to be run.
-    #[error("{0} has credentials that a program has to create")]
+    #[error("{0} has credentials that another program creates")]
     NeedsProgram(String),
     /// The API server cannot be reached.
     #[error("cannot reach the API server {url}: {why}; check its URL, and the network to it")]

@@ -135,7 +135,7 @@ pub async fn output(server: &ApiServer, place: &Place, arguments: &[&str]) -> Re
     if printed.len() as u64 == MOST_PRINTED {
         return Err(Error::not_started(
             place,
-            "its output is too long: ask for less, with --since".to_owned(),
+            "its output is too long: request less, with --since".to_owned(),
         ));
     }
     match (running.failure().await, read) {

@@ -203,7 +203,7 @@ fn exit_code(ended: &v1::ProgramEnded) -> (u8, Option<String>) {
         Some(How::Unknown(why)) => {
             (client::FAILED, Some(format!("it is not known how the program ended: {why}")))
         }
-        None => (client::FAILED, Some("the guest does not say how the program ended".to_owned())),
+        None => (client::FAILED, Some("the guest does not report how the program ended".to_owned())),
     }
 }
 

@@ -117,7 +117,7 @@ impl Call {
         let opened = opened.map_err(|_| Lost::Passing(Error::Silent.to_string()))?;
         let (first, answers) = opened.map_err(|status| refused(&status, name))?;
         if !matches!(first.and_then(|first| first.message), Some(Told::Opened(_))) {
-            return Err(broken("it does not begin with opened"));
+            return Err(broken("its first message is not opened"));
         }
         let (waiting, links, running) = (BTreeMap::new(), BTreeMap::new(), FuturesUnordered::new());
         Ok(Self { answers, outbox, waiting, links, running, newest: 0 })
@@ -175,7 +175,7 @@ impl Call {
                 link.reset();
                 Ok(())
             })?,
-            Told::Opened(_) => return Err(broken("it is opened once more")),
+            Told::Opened(_) => return Err(broken("it is opened twice")),
         }
         Ok(None)
     }
@@ -198,7 +198,7 @@ impl Call {
         match self.links.get(&number) {
             Some(link) => tell(link).map_err(|breach| broken(&breach.to_string())),
             None if number <= self.newest => Ok(()),
-            None => Err(broken("it speaks of a connection that was not begun")),
+            None => Err(broken("it names a connection that was not begun")),
         }
     }
 

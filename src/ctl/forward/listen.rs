@@ -96,7 +96,7 @@ impl Listeners {
                 match listener.socket.poll(context) {
                     // This client has already disconnected.
                     Poll::Ready(Err(error)) if !has_no_room(&error) => {
-                        tracing::debug!("a client is gone before it is accepted: {error}");
+                        tracing::debug!("a client disconnected before it was accepted: {error}");
                     }
                     other => break other,
                 }

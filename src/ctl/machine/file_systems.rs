@@ -61,7 +61,7 @@ impl From<TrimmedFileSystem> for Trim {
         let (trimmed, problem) = match one.outcome {
             Some(Outcome::Trimmed(bytes)) => (Some(bytes), None),
             Some(Outcome::Problem(problem)) => (None, Some(problem)),
-            None => (None, Some("the guest does not say".to_owned())),
+            None => (None, Some("the guest does not report it".to_owned())),
         };
         let unsupported = problem.is_some() && one.unsupported;
         Self { mount_point: one.mount_point, trimmed, problem, unsupported }
@@ -165,7 +165,7 @@ mod tests {
             values.iter().map(|one| (one.mount_point.as_str(), one.problem.as_deref())).collect();
         let expected = [
             ("/", None),
-            ("/b", Some("the guest does not say")),
+            ("/b", Some("the guest does not report it")),
             ("/c", Some("the guest has not reported it")),
         ];
         assert_eq!(told, expected);

@@ -130,7 +130,8 @@ impl Goal {
                 (PowerState::Off, Self::Off) => Shown::Reached,
                 (PowerState::Off, Self::SuspendedToDisk) if is_on_disk => Shown::Reached,
                 (PowerState::Off, Self::SuspendedToDisk) => Shown::Missed(
-                    "the VM is off, and the hypervisor has not said that the guest has suspended itself to its disk before",
+                    "the VM is off, but the hypervisor has not reported that the guest suspended itself to \
+                     its disk",
                 ),
                 (PowerState::Off, Self::Suspended | Self::SuspendedToBoth) => {
                     Shown::Missed("the VM is off instead")
@@ -264,7 +265,7 @@ async fn known(daemon: &Daemon, name: &str, wish: Wish, accepted: Option<bool>) 
         }
         Err(error) => format!("its present state is not known ({error})"),
     };
-    format!("it was not seen within {seconds} s that {name} {}: {accepted}; {now}", goal.words())
+    format!("no sign within {seconds} s that {name} {}: {accepted}; {now}", goal.words())
 }
 
 async fn ask(daemon: &Daemon, name: &str, goal: Goal, within: Duration) -> Result<(), Error> {

@@ -87,9 +87,9 @@ fn libvirt(key: &str, token: Option<&str>) -> String {
     };
     let given = std::iter::once((HOSTS, key)).chain(token.map(|token| (ENROLLMENT, token)));
     format!(
-        "<!-- By virsh edit. The domain has <os> already: <smbios> goes into that. It counts from the next cold start. -->\n\
-         <domain>\n  <os>\n    <smbios mode='sysinfo'/>\n  </os>\n  <sysinfo type='smbios'>\n    <oemStrings>\n{}    \
-         </oemStrings>\n  </sysinfo>\n</domain>\n",
+        "<!-- By virsh edit. The domain has <os> already: <smbios> goes into that. It takes effect at the \
+         next cold start. -->\n<domain>\n  <os>\n    <smbios mode='sysinfo'/>\n  </os>\n  <sysinfo \
+         type='smbios'>\n    <oemStrings>\n{}    </oemStrings>\n  </sysinfo>\n</domain>\n",
         given.map(entry).collect::<String>(),
     )
 }

@@ -319,7 +319,7 @@ fn show(printer: &mut Printer, key: &GuestKey) -> Result<(), Error> {
         }
         if let Some(until) = &key.previous_until {
             let until = words::time(Some(until));
-            lines.push(("Previous:", format!("{}, taken until {until}", key.previous)));
+            lines.push(("Previous:", format!("{}, accepted until {until}", key.previous)));
         }
         if !key.offered.is_empty() {
             lines.push(("Refused:", key.offered.clone()));

@@ -58,14 +58,15 @@ pub enum Error {
     #[error("groups cannot be looked up")]
     Groups(#[source] io::Error),
     /// The disk is blank, and the rule does not allow formatting.
-    #[error("{file} is blank, and the rule does not say format-if-blank")]
+    #[error("{file} is blank, and the rule does not set format-if-blank")]
     Blank {
         /// The device node.
         file: String,
     },
     /// The disk has neither a serial number nor a WWN by which it could be recognised later.
     #[error(
-        "{file} has neither a serial number nor a WWN to be recognised by later, and so is not formatted"
+        "{file} has neither a serial number nor a WWN by which it could be recognised later, and so is not \
+         formatted"
     )]
     Nameless {
         /// The device node.
@@ -470,7 +471,7 @@ pub async fn undo(guest: &Guest, memory: &Arc<Memory>, point: &Path) -> Result<b
         Standing::Mounted => {
             match unmount(guest, point, TO_UNMOUNT).await {
                 Err(error @ volumes::Error::InUse { .. }) if is_gone(guest, &made).await? => {
-                    tracing::warn!("the disk {} is gone: {}", made.disk.name, error_chain::words(&error));
+                    tracing::warn!("the disk {} was removed: {}", made.disk.name, error_chain::words(&error));
                     detach(guest, point, TO_UNMOUNT).await?;
                 }
                 done => drop(done?),

@@ -357,7 +357,9 @@ impl Engine {
                 let found = signed(&guest, Path::new(&device.file)).await;
                 let label = match found {
                     // The label was read by device name, and a new disk may have got that name.
-                    _ if !identity::is_still_there(&guest.root, &device.disk) => Err("it is gone".to_owned()),
+                    _ if !identity::is_still_there(&guest.root, &device.disk) => {
+                        Err("it was removed".to_owned())
+                    }
                     Ok(Some(Contents::Known(signature))) => Ok(signature.label),
                     Ok(_) => Ok(None),
                     Err(error) => Err(error_chain::words(&error)),

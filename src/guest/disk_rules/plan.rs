@@ -166,7 +166,7 @@ fn finding(
     let wait = |why: &str| Finding::Waits(Arc::clone(&device.disk), why.to_owned());
     let point = &rule.how.mount_point;
     if view.released.contains(&device.disk.generation) {
-        return wait("the disk was released; it is mounted again when it comes back");
+        return wait("the disk was released; it will be mounted again when it is plugged in again");
     }
     if undo.contains(point) {
         return wait("what is mounted there has to be unmounted first");

@@ -165,7 +165,7 @@ fn what_becomes_of_a_rule() {
     };
     check(&view, &rules, 4, "done /dev/vdb2", &[]);
     let released = View { released: [0].into(), ..view.clone() };
-    let why = "waits: the disk was released; it is mounted again when it comes back";
+    let why = "waits: the disk was released; it will be mounted again when it is plugged in again";
     check(&released, &rules, 0, why, &[]);
     let mut unmounted = view.clone();
     unmounted.made[0].standing = Standing::Unmounted;

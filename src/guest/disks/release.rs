@@ -175,7 +175,7 @@ pub(in crate::guest) async fn begin_anew(guest: &Guest, disk: Arc<KnownDisk>) {
         let (machine, known) = (guest.clone(), Arc::clone(&disk));
         let done = blocking::run(move || -> Result<(), ReleaseError> {
             let path = machine.root.path(&known.file);
-            let turn = machine.volumes.turn(known.generation, &path, "the kernel starts afresh with it");
+            let turn = machine.volumes.turn(known.generation, &path, "the kernel is reading it anew");
             let _turn = turn.map_err(ReleaseError::Busy)?;
             let Some(claim) = claim(&machine, &known)? else { return Ok(()) };
             let system =

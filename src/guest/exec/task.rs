@@ -40,8 +40,9 @@ pub enum Error {
     TooManyKnown,
     /// The memory reserved for the outputs of programs is exhausted.
     #[error(
-        "{kept} bytes are reserved for what the programs in this guest write, and at most {MAX_KEPT} may be: no {wanted} are \
-         left for another program; end some (guestctl ps lists them), or lower exec.ring-bytes in guestlet's settings"
+        "cannot reserve {wanted} bytes for the output of another program: the programs in this guest have \
+         {kept} of at most {MAX_KEPT}; end some (guestctl ps lists them), or lower exec.ring-bytes in \
+         guestlet's settings"
     )]
     TooMuchKept {
         /// Bytes that may be kept of this program.

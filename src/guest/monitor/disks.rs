@@ -301,7 +301,8 @@ impl Watch<'_> {
                     let uses = uses::of(&self.guest.root, &disk);
                     let in_use: Vec<_> = uses.iter().map(ToString::to_string).collect();
                     if !in_use.is_empty() {
-                        tracing::warn!("the disk {} is gone while in use: {}", disk.name, in_use.join(", "));
+                        let in_use = in_use.join(", ");
+                        tracing::warn!("the disk {} was removed while in use: {in_use}", disk.name);
                     }
                     self.guest.events.tell(DiskRemoved { disk: Some(messages::disk(&disk)), in_use });
                 }

@@ -55,7 +55,7 @@ pub(super) async fn watch(guest: Guest, settings: Settings) -> io::Result<Infall
             Ok(found) => found,
             Err(error) => {
                 // Keep what was reported: nothing is known to have changed.
-                tracing::debug!("cannot look at file systems: {error}");
+                tracing::debug!("cannot examine file systems: {error}");
                 continue;
             }
         };

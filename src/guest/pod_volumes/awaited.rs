@@ -31,7 +31,7 @@ pub(super) async fn set(guest: &Guest, place: &Path, awaited: bool) -> Result<()
     let change = move |places: &mut BTreeSet<PathBuf>, place: PathBuf| {
         if awaited { places.insert(place) } else { places.remove(&place) }
     };
-    with(guest, place, "write down", move |root, places, place| {
+    with(guest, place, "record the state of", move |root, places, place| {
         let mut after = places.clone();
         if change(&mut after, place) {
             write(root, &after)?;

@@ -136,7 +136,7 @@ pub(super) async fn hold(guest: &Guest, wanted: &Wanted, disk: &KnownDisk) -> Re
     if known(guest, wanted)?.is_some_and(same) {
         return Ok(held);
     }
-    let why = "the volume's disk has been replaced, or is gone";
+    let why = "the volume's disk was replaced, or was removed";
     Err(volumes::Error::Another { device: held.file().to_owned(), why }.into())
 }
 

@@ -76,7 +76,7 @@ pub enum Error {
         what: &'static str,
     },
     /// The disk disappeared while it was in use.
-    #[error("the disk of what is mounted at {} is gone", .0.display())]
+    #[error("the disk mounted at {} was removed", .0.display())]
     Gone(PathBuf),
     /// The volume is already in use in a different way.
     #[error("{} is in use for something else: {found}", place.display())]

@@ -23,7 +23,7 @@ pub(super) async fn give(guest: &Guest, place: &Path, held: Option<&Held>, group
     let root = guest.root.clone();
     let (effects, held, path) = (Arc::clone(&guest.effects), held.cloned(), place.to_owned());
     let work = blocking::run(move || {
-        let failed = |error| Error::system("give to its group", path.clone())(error);
+        let failed = |error| Error::system("change the group of files in", path.clone())(error);
         let folder = effects.open_mount(&mount).map_err(failed)?;
         // The mount is opened; check that the held device is still the same.
         held.as_ref().map_or(Ok(()), Held::check)?;

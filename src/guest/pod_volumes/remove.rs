@@ -59,7 +59,7 @@ pub async fn unpublish(guest: &Guest, volume: &str, target: &str) -> Result<(), 
 
 /// Unmounts what is left of a disk that has disappeared.
 pub(super) async fn dead(guest: &Guest, place: &Path) -> Result<(), Error> {
-    tracing::warn!("unmounting {}, whose disk is gone", place.display());
+    tracing::warn!("unmounting {}, whose disk was removed", place.display());
     take_away(guest, place).await.map(drop)
 }
 

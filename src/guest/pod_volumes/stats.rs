@@ -55,7 +55,7 @@ pub async fn stats(guest: &Guest, path: &str) -> Result<Stats, Error> {
     let held = if is_share {
         share::server::begin(guest, &shown.mount)
     } else {
-        guest.pod_volumes.turns.take(Thing::Fill(path.into()), "it is asked how full it is").ok()
+        guest.pod_volumes.turns.take(Thing::Fill(path.into()), "its usage is being read").ok()
     };
     let Some(held) = held else { return silent() };
     let root = guest.root.clone();
@@ -91,7 +91,7 @@ fn ask(root: &Root, shown: &Shown, list: &[Mount], place: &Path) -> Stats {
 
 /// Returns the worst fault.
 fn problem(root: &Root, shown: &Shown, list: &[Mount], place: &Path, disk: Option<&str>) -> Option<String> {
-    let Some(disk) = disk else { return Some("the disk is gone".to_owned()) };
+    let Some(disk) = disk else { return Some("the disk was removed".to_owned()) };
     if !shown.is_device {
         let problem = file_system_problem(shown, list);
         if problem.is_some() {

@@ -75,7 +75,7 @@ pub struct Standing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The client that owns the checks has already disconnected.
-    #[error("the client that wanted the health checks is gone")]
+    #[error("the client that requested the health checks has disconnected")]
     Ended,
     /// The agent is stopping, so checks are no longer made.
     #[error("the agent is stopping")]

@@ -116,7 +116,7 @@ pub fn keep(root: &Root, kind: Kind, node_labels: Option<&Labels>, zone_change: 
     };
     let present = before.as_deref().map(|text| kind.ours(text)).unwrap_or_default();
     let wanted = wanted(node_labels, &present, zone_change);
-    let noted = |done: io::Result<()>| done.map_err(|error| format!("cannot be noted: {error}"));
+    let noted = |done: io::Result<()>| done.map_err(|error| format!("cannot be recorded: {error}"));
     let put = (if wanted.is_empty() { Ok(()) } else { noted(note(root, kind)) })
         .and_then(|()| put(kind, &path, before.as_deref(), &wanted))
         .and_then(|()| if wanted.is_empty() { noted(forget(root, kind)) } else { Ok(()) });

@@ -65,10 +65,10 @@ impl Topology {
             }
         }
         if self.host.len() > MAX_HOST || self.host.contains(|c: char| c.is_control()) {
-            return Err(format!("the host's name has more than {MAX_HOST} bytes or control characters"));
+            return Err(format!("the host's name has more than {MAX_HOST} bytes, or has control characters"));
         }
         if self.labels.len() > MOST_LABELS {
-            return Err(format!("there are {} labels; at most {MOST_LABELS} are taken", self.labels.len()));
+            return Err(format!("there are {} labels; at most {MOST_LABELS} are allowed", self.labels.len()));
         }
         for (key, value) in &self.labels {
             // An invalid key may be long, or contain escape sequences for terminals.

@@ -96,7 +96,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The file system is damaged in a way that a person has to decide about.
-    #[error("the file system on {} is damaged, and repairing it needs a decision: {found}", device.display())]
+    #[error("the file system on {} is damaged and needs manual repair: {found}", device.display())]
     Damaged {
         /// Path of the device.
         device: PathBuf,

@@ -229,14 +229,14 @@ impl Held {
     pub fn check(&self) -> Result<(), Error> {
         let Inner { root, file, device, facts, place, disk, .. } = &*self.0;
         let another = |why| Error::Another { device: file.clone(), why };
-        let now = block::place(root, facts.number).map_err(|_| another("it is gone"))?;
+        let now = block::place(root, facts.number).map_err(|_| another("it was removed"))?;
         if now != *place {
             return Err(another("another disk has its number"));
         }
-        let found = found(root, device, place, false).map_err(|_| another("it is gone"))?;
+        let found = found(root, device, place, false).map_err(|_| another("it was removed"))?;
         disk.is(&found).map_err(another)?;
         if self.bytes()? == 0 {
-            return Err(another("it is gone"));
+            return Err(another("it was removed"));
         }
         if block_device::number_at(file) != Some(facts.number) {
             return Err(another("its name refers to something else"));

@@ -192,7 +192,7 @@ pub enum DiskError {
         device: String,
     },
     /// The disk is attached, but differs from the requested one.
-    #[error("the disk {serial:?} is attached already with another {what}: {found}")]
+    #[error("the disk {serial:?} is already attached with another {what}: {found}")]
     Different {
         /// Serial number of the attached disk.
         serial: String,

@@ -205,7 +205,7 @@ impl Client {
             }
             Some(Message::Taken(count)) => {
                 let left = self.under_way.checked_sub(count);
-                self.under_way = left.ok_or("more messages are taken than were sent")?;
+                self.under_way = left.ok_or("more messages are reported as taken than were sent")?;
                 Ok(())
             }
             Some(Message::Open(_)) | None => Err("the console is open already"),

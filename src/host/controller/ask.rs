@@ -150,7 +150,7 @@ impl Asked {
                     vm = %format_args!("{namespace}/{name}"),
                     uid,
                     ?runs_on,
-                    "a node asks for a VM that does not run there"
+                    "a node requests a VM that does not run there"
                 );
                 let words = format!("the VM {namespace}/{name} ({uid}) does not run on the node {node}");
                 Err(Status::unavailable(words))

@@ -19,7 +19,7 @@ const MAP: usize = 4096;
 const ENTRIES: usize = 128;
 /// Error for block volumes that are requested for many nodes.
 const ONLY_FILES: &str =
-    "a block volume can be on one node at a time: for many nodes, ask for volumeMode Filesystem";
+    "a block volume can be on one node at a time: for many nodes, request volumeMode Filesystem";
 
 /// Capabilities in one request.
 const CAPABILITIES: usize = 64;
@@ -137,8 +137,8 @@ pub fn fits(volume: &Volume, asked: &VolumeCapability) -> Result<(), Problem> {
     match (&volume.sharers, capability(asked)?) {
         (Some(_), _) if is_block(asked) => invalid(ONLY_FILES),
         (None, Use::Shared) => invalid(format!(
-            "the volume {} is a disk, which one node has at a time; for many nodes, make a volume whose claim asks for \
-             ReadWriteMany or ReadOnlyMany",
+            "the volume {} is a disk, which one node has at a time; for many nodes, create a volume whose \
+             claim requests ReadWriteMany or ReadOnlyMany",
             volume.id
         )),
         _ => Ok(()),
@@ -325,7 +325,7 @@ mod tests {
         fits(&share, &files(Mode::MultiNodeReaderOnly)).unwrap();
         for (volume, asked, words) in [
             (&disk, files(Mode::MultiNodeMultiWriter), "the volume v is a disk"),
-            (&share, one(Mode::SingleNodeWriter), "ask for volumeMode Filesystem"),
+            (&share, one(Mode::SingleNodeWriter), "request volumeMode Filesystem"),
         ] {
             let problem = fits(volume, &asked).unwrap_err();
             assert!(problem.kind == Kind::Invalid && problem.to_string().contains(words), "{problem}");

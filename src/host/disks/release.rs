@@ -297,9 +297,9 @@ impl GuestSide for Bounded {
             // again.
             self.agent.find(disk).await.map_err(|why| {
                 DiskError::NotReleased(format!(
-                    "the guest does not say that it has the disk {serial:?}: {why}; a program other than \
-                     guestlet has plugged it, and may use it there. Start or upgrade the agent of that guest, \
-                     or stop the VM; guestctl volumes detach --force does not ask it"
+                    "the guest does not confirm that it has the disk {serial:?}: {why}; a program other than \
+                     guestlet has plugged it, and may use it there. Start or upgrade the agent of that \
+                     guest, or stop the VM; guestctl volumes detach --force does not ask it"
                 ))
             })?;
         }

@@ -72,15 +72,17 @@ impl Streams {
         let of_root = table.get("").copied().unwrap_or_default();
         let refused = |words: String| Err(Status::resource_exhausted(words));
         if taken >= all {
-            return refused(format!("this guest has {all} {of}, and may not have one more"));
+            return refused(format!("this guest has {all} {of}, which is the limit"));
         }
         if !is_root && taken - of_root >= others {
             return refused(format!(
-                "this guest has {others} {of}, and may not have one more that is not root's"
+                "this guest has {others} {of}, which is the limit for callers other than root"
             ));
         }
         if !is_root && own >= of_one {
-            return refused(format!("{name} has {of_one} {of} in this guest already: end one of them"));
+            return refused(format!(
+                "{name} already has {of_one} {of} in this guest, which is the limit; end one of them"
+            ));
         }
         *table.entry(name.clone()).or_default() += 1;
         Ok(Stream { streams: self.clone(), caller: name })

@@ -241,7 +241,8 @@ pub fn render(metrics: &Metrics, tally: Tally, rooms: &[Room], uptime: Duration)
         let _ = writeln!(text, "{name} {}", counter.load(Ordering::Relaxed));
     }
     let name = "guestlet_host_freezes_ended_total";
-    let help = "Ended freezes of guests, by what ended them; all but asked mean that the snapshot is not consistent.";
+    let help = "Ended freezes of guests, by what ended them; any other than asked means that the snapshot is \
+                not consistent.";
     head(&mut text, name, "counter", help);
     metrics.freezes.render(&mut text, name);
     metrics.receipts.render(&mut text);

@@ -77,10 +77,10 @@ impl Guests {
             Some(Reach::NoSession) => {
                 let known = self.fleet.get(name.clone()).await.map_err(stopped)?;
                 let known =
-                    known.ok_or_else(|| Status::unavailable(format!("the VM {name} has just gone")))?;
+                    known.ok_or_else(|| Status::unavailable(format!("the VM {name} was just removed")))?;
                 Err(without_session(known.view.session(), &known.view.reason, known.since.elapsed()))
             }
-            Some(Reach::Untold) | None => Err(Status::unavailable(format!("the VM {name} has just gone"))),
+            Some(Reach::Untold) | None => Err(Status::unavailable(format!("the VM {name} was just removed"))),
         }
     }
 }

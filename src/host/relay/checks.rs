@@ -94,7 +94,7 @@ impl Polls {
                 polled = self.poll(relay, cluster, &told) => match polled {
                     Ok(()) => again = AGAIN,
                     Err(status) => {
-                        tracing::debug!(cluster, "its health checks cannot be asked for: {}", status.message());
+                        tracing::debug!(cluster, "cannot request its health checks: {}", status.message());
                         let is_too_old = status.code() == Code::Unimplemented;
                         again = if is_too_old { SELDOM } else { (again * 2).min(SELDOM) };
                         tokio::time::sleep(again.mul_f64(0.5 + fastrand::f64() / 2.0)).await;

@@ -83,7 +83,7 @@ pub fn window(
         return Err("it is not known when everything was frozen, or thawed");
     };
     let Some(heard_frozen) = heard.frozen.and_then(micros) else {
-        return Err("the node has not heard of the freeze when it began");
+        return Err("the node did not learn of the freeze when it began");
     };
     if heard_frozen < frozen.0 || micros(heard.thawed).is_none_or(|heard| heard < thawed.0) {
         return Err("the guest's clock has stood still, or was set, since then");
@@ -95,7 +95,7 @@ pub fn window(
     let time =
         |micros: Micros| u64::try_from(micros).map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
     let both = time(from).ok().zip(time(until).ok());
-    both.ok_or("the clock of the guest, or of the node, is far from being right")
+    both.ok_or("the clock of the guest or of the node is far off")
 }
 
 #[cfg(test)]
@@ -124,7 +124,7 @@ mod tests {
         let good = receipt([10_000, 15_000, 15_050]);
         assert_eq!(window(&good, close, heard), Ok((at(1_010_005), at(1_014_999))));
         let words = |receipt: &Receipt, difference, heard| window(receipt, difference, heard).unwrap_err();
-        assert!(words(&good, close, Heard { frozen: None, ..heard }).contains("has not heard"));
+        assert!(words(&good, close, Heard { frozen: None, ..heard }).contains("did not learn"));
         // The guest stood still for a second after the thaw.
         let paused = Difference::of(at(1_021_000), 20_000, at(1_021_004)).unwrap();
         assert!(words(&good, paused, heard).contains("stood still"));

@@ -58,7 +58,7 @@ pub enum Refusal {
     },
     /// The guest speaks without keys although a key is pinned for it.
     #[error(
-        "the guest speaks without keys, but {expected} is pinned: its agent is an older one, or its keys were \
+        "the guest uses no keys, but {expected} is pinned: its agent is an older one, or its keys were \
          reset; if that is intended: guestctl trust forget {vm}"
     )]
     Downgraded {
@@ -93,9 +93,9 @@ pub enum Refusal {
     },
     /// The guest has no keys yet, although a token was made for it.
     #[error(
-        "the guest speaks without keys, and is refused until it proves the token of guestctl trust bootstrap \
-         --token: give it \
-         this host half's key and the token, or forget the token: guestctl trust forget {vm}"
+        "the guest uses no keys, and is refused until it proves the token of guestctl trust bootstrap \
+         --token: give it this host half's key and the token, or forget the token: guestctl trust forget \
+         {vm}"
     )]
     TokenWaits {
         /// Name of the VM.

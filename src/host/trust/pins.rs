@@ -337,7 +337,7 @@ impl Pins {
 fn text(path: &Path) -> Result<String, String> {
     let bytes =
         files::read_at_most(path, MAX_FILE).map_err(|error| format!("{}: {error}", path.display()))?;
-    let bytes = bytes.ok_or_else(|| format!("{}: it is gone", path.display()))?;
+    let bytes = bytes.ok_or_else(|| format!("{}: it no longer exists", path.display()))?;
     String::from_utf8(bytes).map_err(|_| format!("{}: it is not UTF-8", path.display()))
 }
 

@@ -273,7 +273,7 @@ impl Keeper {
             let vm = place.map(|place| place.vm);
             let grown = keeper.0.volumes.grow(&id, size, vm.as_deref()).await;
             keeper.0.reserved.lock().await.remove(&key);
-            let size = grown.map_err(|error| keeper.logged(&by, "make a volume larger", &id, error))?;
+            let size = grown.map_err(|error| keeper.logged(&by, "expand a volume", &id, error))?;
             if more > 0 {
                 let volume = Volume { size, ..*volume };
                 keeper.tell(VolumeAction::Expanded, &volume, &by, vm.as_deref()).await;
@@ -402,7 +402,7 @@ impl Keeper {
             Refusal::Access { read_only } => {
                 let how = if read_only { "read-only" } else { "writable" };
                 let words =
-                    format!("the volume is published to this node already, {how}; unpublish it first");
+                    format!("the volume is already published to this node, {how}; unpublish it first");
                 Problem::new(Kind::Exists, words)
             }
             Refusal::Untold(why) => {

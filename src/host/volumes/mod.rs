@@ -378,7 +378,7 @@ impl Keeper {
         self.reserve(&policy, &key, &class, size, Usage { volumes: 1, bytes: size }).await?;
         let made = self.0.volumes.create(NewVolume { name, cluster, class, size, claim, is_share }).await;
         self.0.reserved.lock().await.remove(&key);
-        let volume = made.map_err(|error| self.logged(by, "make a volume", &key.1, error))?;
+        let volume = made.map_err(|error| self.logged(by, "create a volume", &key.1, error))?;
         // It may have been created before and not have been listed yet.
         let volume = will_do(volume, &wanted)?;
         self.tell(VolumeAction::Created, &volume, by, None).await;

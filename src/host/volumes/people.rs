@@ -192,7 +192,7 @@ fn failure(found: Option<&Known>, published: &Published, names: &[String]) -> Op
 /// Describes an I/O error of a volume, and its consequence for the VM.
 fn failed(error: &IoError, vm: &str) -> String {
     let what = match (error.no_space, error.operation()) {
-        (true, _) => "there is no room left for what its guest writes",
+        (true, _) => "there is no space left on the host for what its guest writes",
         (false, IoOperation::Read) => "it cannot be read",
         (false, IoOperation::Write) => "it cannot be written",
         (false, IoOperation::Unspecified) => "it cannot be read or written",

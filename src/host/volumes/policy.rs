@@ -90,8 +90,8 @@ impl Policy {
             return Err(Problem::new(
                 Kind::Exhausted,
                 format!(
-                    "quota: the volumes of the cluster {cluster} have {has} bytes, {more} more are asked for, and \
-                     they may have {most}"
+                    "quota: the volumes of the cluster {cluster} have {has} bytes, {more} more are \
+                     requested, and at most {most} are allowed"
                 ),
             ));
         }
@@ -129,8 +129,8 @@ impl Bound {
         Err(Problem::new(
             Kind::Exhausted,
             format!(
-                "quota: the volumes of the cluster {cluster} in this storage class have {has} bytes, {more} more are asked \
-                 for, and without max-bytes they may have as many as its file system, {size}"
+                "quota: the volumes of the cluster {cluster} in this storage class have {has} bytes, {more} \
+                 more are requested, and without max-bytes the limit is the size of its file system, {size}"
             ),
         ))
     }

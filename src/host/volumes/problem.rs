@@ -137,7 +137,7 @@ impl From<VolumeError> for Problem {
 }
 
 fn fault(detail: String) -> Problem {
-    Problem::with_detail(Kind::Internal, "the host could not do it; see the log of guestlet-host", detail)
+    Problem::with_detail(Kind::Internal, "it failed on the host; see the log of guestlet-host", detail)
 }
 
 impl From<DiskError> for Problem {
@@ -155,7 +155,7 @@ impl From<DiskError> for Problem {
             DiskError::ControllersFull | DiskError::NoPort(_) => Self::new(Kind::Exhausted, words),
             DiskError::Kept { .. } => Self::new(Kind::Late, words),
             DiskError::Unreachable(_) => {
-                Self::with_detail(Kind::Unavailable, "the hypervisor of the VM cannot be asked now", words)
+                Self::with_detail(Kind::Unavailable, "the hypervisor of the VM cannot be queried now", words)
             }
             DiskError::Untold(_) => Self::new(Kind::Unavailable, words),
             DiskError::Busy(_) => Self::new(Kind::Aborted, words),

@@ -45,7 +45,7 @@ impl Keeper {
         let before = volume.sharers.iter().flatten().find(|one| one.uuid == sharer.uuid);
         if before.is_some_and(|before| before.read_only != read_only) {
             let how = if read_only { "writable" } else { "read-only" };
-            let words = format!("the volume is published to this node already, {how}; unpublish it first");
+            let words = format!("the volume is already published to this node, {how}; unpublish it first");
             return Err(Problem::new(Kind::Exists, words));
         }
         let is_new = before.is_none();

@@ -201,7 +201,7 @@ async fn a_cluster_has_no_more_bytes_than_there_are() {
     let id = create("v", 1000 * MIB).await.unwrap().id;
     let problem = create("w", 100 * MIB).await.unwrap_err();
     assert_eq!(problem.kind, Kind::Exhausted);
-    assert!(problem.to_string().contains("without max-bytes they may have as many"), "{problem}");
+    assert!(problem.to_string().contains("without max-bytes the limit is"), "{problem}");
     let larger = Range::new(1100 * MIB, 0).unwrap();
     is(bench.keeper.expand(&Asker::Host, &id, larger).await.map(drop), Kind::Exhausted);
     create("w", 20 * MIB).await.unwrap();

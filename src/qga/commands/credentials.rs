@@ -22,7 +22,7 @@ pub const COMMANDS: &[Command] = &[
         class: Class::Credentials,
         audited: true,
         summary: "Sets the password of a user.",
-        differences: "The error says what chpasswd says. A user who is not there is told before it runs.",
+        differences: "The error contains the message of chpasswd. An unknown user is reported before it runs.",
         run: Run::Later(set_user_password),
         ..Command::USUAL
     },
@@ -34,9 +34,10 @@ pub const COMMANDS: &[Command] = &[
         class: Class::Credentials,
         audited: true,
         summary: "Adds lines to a user's ~/.ssh/authorized_keys.",
-        differences: "Line breaks around a key are taken off, where qemu-ga refuses it. The file is replaced in one \
-                      step, and only if something changes; its other lines stay as they are. Symbolic links below \
-                      the home are not followed, and all is done with the user's rights.",
+        differences: "Line breaks around a key are removed, where qemu-ga refuses the key. The file is \
+                      replaced in one step, and only if something changes; its other lines stay as they are. \
+                      Symbolic links below the home are not followed, and all is done with the user's \
+                      rights.",
         run: Run::Later(add_keys),
         ..Command::USUAL
     },
@@ -60,8 +61,8 @@ pub const COMMANDS: &[Command] = &[
         arguments: "username, keys[string]",
         class: Class::Credentials,
         audited: true,
-        summary: "Takes lines away from a user's ~/.ssh/authorized_keys.",
-        differences: "As with guest-ssh-add-authorized-keys. From a file that is not there nothing needs to be taken.",
+        summary: "Removes lines from a user's ~/.ssh/authorized_keys.",
+        differences: "As guest-ssh-add-authorized-keys. If the file does not exist, there is nothing to remove.",
         run: Run::Later(remove_keys),
         ..Command::USUAL
     },

@@ -23,8 +23,9 @@ pub const COMMANDS: &[Command] = &[
         since: "5.2",
         returns: "[{name, partition, dependencies?, address? (as of guest-get-fsinfo), alias?, smart? (of NVMe disks)}]",
         summary: "Disks and their partitions, what they are made of, and where they are.",
-        differences: "As guest-get-fsinfo. The name that device-mapper has for a disk is told where no udev runs, too. \
-                      Partitions of the same disk are in the order of their numbers, the last one first.",
+        differences: "As guest-get-fsinfo. The name that device-mapper has for a disk is reported even \
+                      without udev. Partitions of the same disk are in the order of their numbers, the last \
+                      one first.",
         run: Run::Later(get_disks),
         ..Command::USUAL
     },

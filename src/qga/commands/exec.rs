@@ -36,9 +36,11 @@ pub const COMMANDS: &[Command] = &[
         audited: true,
         summary: "Runs a program, looked for in the agent's PATH if its path has no `/`. The log names the program, \
                   not its arguments.",
-        differences: "An entry of env without `=` is an error. The program gets `/` as its working directory, a process group \
-                      of its own, the umask 022 and no variable that the service manager has for the agent alone. \
-                      Where the settings limit programs, env is refused: by it others can be run. At most 256 programs run at the same time.",
+        differences: "An entry of env without `=` is an error. The program gets `/` as its working \
+                      directory, a process group of its own, the umask 022 and no variable that the service \
+                      manager has for the agent alone. Where the settings limit programs, env is refused, \
+                      because variables can make a program run others. At most 256 programs run at the same \
+                      time.",
         run: Run::Later(exec),
         ..EXEC
     },
@@ -48,13 +50,14 @@ pub const COMMANDS: &[Command] = &[
         arguments: "pid",
         returns: "exited, exitcode?, signal?, out-data?, err-data?, out-truncated?, err-truncated?",
         summary: "Returns whether a program of guest-exec has ended, how, and its output. A program that has ended is reported once, and then forgotten.",
-        differences: "As with qemu-ga the end is told when the outputs are closed, too, which a process that the \
-                      program has started may hold open; but at the latest 10 s after it \
-                      (`qga.exec.output-deadline`), where qemu-ga waits for ever. What comes later is dropped. 16 MiB \
-                      of each output are kept, 64 MiB of all; results that nobody asks for are dropped after 10 \
-                      minutes, or when 1024 newer ones wait. `out-truncated` and `err-truncated` are true when \
-                      something is missing, or may be. Where clients do not read their large answers, one of more \
-                      than 192 KiB is refused until they do, and its result is kept.",
+        differences: "As with qemu-ga, the end is reported only when the outputs are closed as well, which a \
+                      process that the program has started may hold open; but at the latest 10 s after the \
+                      end (`qga.exec.output-deadline`), where qemu-ga waits forever. What comes later is \
+                      dropped. 16 MiB of each output are kept, 64 MiB of all; results that no client \
+                      requests are dropped after 10 minutes, or when 1024 newer ones wait. `out-truncated` \
+                      and `err-truncated` are true when something is missing, or may be. Where clients do \
+                      not read their large answers, one of more than 192 KiB is refused until they do, and \
+                      its result is kept.",
         run: Run::Now(exec_status),
         ..EXEC
     },
@@ -99,8 +102,10 @@ pub fn exec<'a>(call: &'a Call<'a>) -> Pending<'a> {
 pub fn exec_status(call: &Call<'_>) -> Outcome {
     let pid = call.arguments.read(|arguments| arguments.required::<i64>("pid"))?;
     let guest = &call.context.guest;
-    let unknown =
-        || Error::argument("\"pid\"", "is that of no program that guest-exec has started, or it was told");
+    let unknown = || {
+        let problem = "belongs to no program that guest-exec has started, or its end was already reported";
+        Error::argument("\"pid\"", problem)
+    };
     if !call.owns(Kind::Program, pid) {
         return Err(unknown());
     }

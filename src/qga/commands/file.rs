@@ -38,7 +38,7 @@ pub const COMMANDS: &[Command] = &[
         role: Some(Role::FilesRead),
         arguments: "handle",
         summary: "Closes a file.",
-        differences: "What close(2) says is not kept back: with some file systems it tells of writes that failed.",
+        differences: "An error of close(2) is returned: some file systems report failed writes that way.",
         run: Run::Later(close),
         ..FILES
     },
@@ -46,7 +46,7 @@ pub const COMMANDS: &[Command] = &[
         name: "guest-file-flush",
         role: Some(Role::FilesRead),
         arguments: "handle",
-        summary: "Hands what was written over to the kernel.",
+        summary: "Passes what was written to the kernel.",
         differences: "Every write has done so already; the command finds nothing left to do.",
         run: Run::Later(flush),
         ..FILES
@@ -71,7 +71,7 @@ pub const COMMANDS: &[Command] = &[
         role: Some(Role::FilesRead),
         arguments: "handle, count? (bytes, default 4096, at most 48 MiB)",
         returns: "count, buf-b64, eof",
-        summary: "Reads from where the file is.",
+        summary: "Reads from the current position of the file.",
         differences: "A large answer is sent while it is read, and never held as a whole; an error after some bytes \
                       makes it a short one, and so does a disk that gives nothing for 5 s. Where many clients do \
                       not read their large answers, one of more than 192 KiB is refused until they do.",
@@ -83,7 +83,7 @@ pub const COMMANDS: &[Command] = &[
         role: Some(Role::FilesRead),
         arguments: "handle, offset, whence (`set`, `cur`, `end`, or 0, 1, 2)",
         returns: "position, eof",
-        summary: "Goes to a place of the file.",
+        summary: "Sets the current position of the file.",
         run: Run::Later(seek),
         ..FILES
     },
@@ -92,9 +92,9 @@ pub const COMMANDS: &[Command] = &[
         role: Some(Role::FilesWrite),
         arguments: "handle, buf-b64, count? (bytes, default all)",
         returns: "count, eof",
-        summary: "Writes where the file is, or at its end if it was opened with `a`.",
-        differences: "Nothing is buffered, so a full disk is an error of the write and not of a later flush. Base64 \
-                      without its padding is taken as it is meant; qemu-ga drops its last bytes.",
+        summary: "Writes at the current position of the file, or at its end if it was opened with `a`.",
+        differences: "Nothing is buffered, so a full disk is an error of the write and not of a later flush. \
+                      Base64 without padding is decoded completely; qemu-ga drops the last bytes.",
         run: Run::Later(write),
         ..FILES
     },

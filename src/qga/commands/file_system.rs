@@ -19,9 +19,10 @@ pub const COMMANDS: &[Command] = &[
         returns: "[{name, mountpoint, type, used-bytes?, total-bytes?, total-bytes-privileged?, disk[{pci-controller{domain, \
                   bus, slot, function}, bus-type, bus, target, unit, serial?, dev, ccw-address?}]}]",
         summary: "File systems that are on disks, the last mounted first, and the disks that they are on.",
-        differences: "Where udev knows no serial number, the disk's own is told. A disk of virtio-scsi is told with its \
-                      bus and target, which qemu-ga leaves 0. NVMe disks that may have several controllers, USB and Xen \
-                      disks, and PCI controllers from a device tree are recognised.",
+        differences: "Where udev knows no serial number, the disk's own is reported. A virtio-scsi disk is \
+                      reported with its bus and target, which qemu-ga leaves 0. NVMe disks that may have \
+                      several controllers, USB and Xen disks, and PCI controllers from a device tree are \
+                      recognised.",
         run: Run::Later(get_fsinfo),
         ..Command::USUAL
     },
@@ -33,7 +34,7 @@ pub const COMMANDS: &[Command] = &[
         returns: "paths[{path, trimmed?, minimum?, error?}]",
         class: Class::Control,
         audited: true,
-        summary: "Gives unused blocks of the file systems on disks back.",
+        summary: "Discards unused blocks of the file systems on disks.",
         differences: "A file system that is mounted several times is trimmed once; its other mounts are listed with 0 \
                       bytes. A negative minimum is an error.",
         run: Run::Later(fstrim),

@@ -53,10 +53,10 @@ pub const COMMANDS: &[Command] = &[
         class: Class::Control,
         always: true,
         audited: true,
-        summary: "Thaws all file systems, whoever froze them, then tells the hooks.",
-        differences: "Ends a freeze that is still under way. An error, once, if the freeze has ended by itself, by a \
-                      crash, or by a person in the guest before it: the snapshot is not consistent. Hooks are told only \
-                      if they were told of the freeze.",
+        summary: "Thaws all file systems, no matter who froze them, then runs the hooks.",
+        differences: "Ends a freeze that is still under way. An error, once, if the freeze has ended by \
+                      itself, by a crash, or by a person in the guest before it: the snapshot is not \
+                      consistent. Hooks are run only if they were run for the freeze.",
         run: Run::Later(thaw),
         ..Command::USUAL
     },

@@ -102,7 +102,7 @@ impl Conversation {
         match request.message {
             Some(Message::Input(input)) => {
                 if !self.attached.give(input.offset, &input.data).ok_or_else(replaced)? {
-                    return wrong("the input has a gap, comes after its end, or is more than was asked for");
+                    return wrong("the input has a gap, comes after its end, or is more than was requested");
                 }
             }
             Some(Message::EndOfInput(at)) => {
@@ -126,7 +126,7 @@ impl Conversation {
                 return Ok(true);
             }
             Some(Message::Start(_) | Message::Attach(_)) | None => {
-                return wrong("a call is for one program");
+                return wrong("a call handles one program only");
             }
         }
         Ok(false)

@@ -64,7 +64,7 @@ fn entry(identifier: &str, level: Level, text: &[u8], lost: u64) -> Vec<u8> {
     let text = &text[..text.len().min(MAX_TEXT)];
     let mut note = String::new();
     if lost > 0 {
-        let _ = write!(note, " ({lost} earlier entries were lost: the journal did not take them)");
+        let _ = write!(note, " ({lost} earlier entries were lost: the journal did not accept them)");
     }
     let mut datagram = format!("PRIORITY={priority}\nSYSLOG_IDENTIFIER={identifier}\nMESSAGE\n").into_bytes();
     datagram.extend_from_slice(&((text.len() + note.len()) as u64).to_le_bytes());

@@ -24,7 +24,7 @@ const KEPT: usize = 4 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Breach {
     /// More data than the credit allows.
-    #[error("more data than there was credit for")]
+    #[error("more data than the credit allows")]
     Credit,
     /// Data after the end of the stream.
     #[error("data after the end")]

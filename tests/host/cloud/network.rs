@@ -137,7 +137,7 @@ fn traffic_goes_to_healthy_nodes_and_no_others() {
         sh(&format!("nft {damage}"));
         vms.until_goes_to(&wires, "198.51.100.10:80", &["a", "b"]);
     }
-    let said = vms.lab.log().matches("somebody else has changed or removed the nftables table").count();
+    let said = vms.lab.log().matches("another program has changed or removed the nftables table").count();
     assert_eq!(said, 1);
 
     // It is killed: traffic goes on, and goes on after its next start.

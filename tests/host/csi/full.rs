@@ -35,11 +35,7 @@ fn a_full_file_system_is_told_leaves_nothing_behind_and_can_be_emptied() {
     let full = Code::ResourceExhausted;
     // More than there is.
     let c = vms.of("c");
-    refused(
-        c.create_in("pvc-large", 96 * MIB, Some("s-thin")),
-        full,
-        "without max-bytes they may have as many",
-    );
+    refused(c.create_in("pvc-large", 96 * MIB, Some("s-thin")), full, "without max-bytes the limit is");
     refused(a.create_in("pvc-large", 96 * MIB, Some("s-full")), full, "s-full has no space");
     let thin = a.create_in("pvc-thin", 64 * MIB, Some("s-thin")).unwrap().volume_id;
     let other = a.create_in("pvc-other", 64 * MIB, Some("s-thin")).unwrap().volume_id;

@@ -63,8 +63,8 @@ fn a_vm_that_stands_still_for_want_of_room_is_told_of_until_it_goes_on() {
         };
         assert!(shown.contains(&format!("disk {} {words}", serial(&id))), "{command:?}: {shown}");
     }
-    let expected =
-        "there is no room left for what its guest writes (No space left on device); the VM a is paused";
+    let expected = "there is no space left on the host for what its guest writes (No space left on device); \
+                    the VM a is paused";
     assert!(problem(&lab).starts_with(expected), "{}", problem(&lab));
     // The guest of a VM that stands still asks nothing; another one of its cluster does.
     let request = csi::ControllerGetVolumeRequest { volume_id: id.clone() };

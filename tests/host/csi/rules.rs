@@ -224,7 +224,11 @@ fn a_volume_is_on_one_node_in_one_way() {
     let id = a.create("v", 20 * MIB).unwrap().volume_id;
     a.publish(&id, &uuid(1).to_uppercase()).unwrap();
     let read_only = csi::ControllerPublishVolumeRequest { readonly: true, ..publishing(&id, "a") };
-    refused(a.controller_publish_volume(read_only.clone()), Code::AlreadyExists, "already, writable");
+    refused(
+        a.controller_publish_volume(read_only.clone()),
+        Code::AlreadyExists,
+        "already published to this node, writable",
+    );
     refused(b.publish(&id, "b"), Code::FailedPrecondition, "it can be on one at a time");
     // Of a node that does not have it, it is taken away already.
     a.unpublish(&id, "b").unwrap();
@@ -239,7 +243,7 @@ fn a_volume_is_on_one_node_in_one_way() {
     let read_only = csi::ControllerPublishVolumeRequest { node_id: "b".into(), ..read_only };
     b.controller_publish_volume(read_only).unwrap();
     assert_eq!(vms.qemu("b").nodes()[0]["read-only"], true);
-    refused(b.publish(&id, "b"), Code::AlreadyExists, "already, read-only");
+    refused(b.publish(&id, "b"), Code::AlreadyExists, "already published to this node, read-only");
 }
 
 /// An agent asks so for the server of a share that its node has. One from which a volume was taken does not take it back by asking.
@@ -324,7 +328,7 @@ fn a_volume_tells_how_it_is() {
     // Images are looked at beside the calls, every few seconds.
     vms.lab.until("it is told", || get().status.unwrap().volume_condition.unwrap().abnormal);
     let condition = get().status.unwrap().volume_condition.unwrap();
-    assert_eq!(condition.message, "its image is gone");
+    assert_eq!(condition.message, "its image is missing");
 }
 
 #[test]

@@ -36,9 +36,9 @@ fn a_service_is_not_kept_for_ever_where_nobody_takes_up_its_load_balancer_and_no
         let line = watch.until(|line| line.contains("NotTakenUp"));
         assert!(line.contains("guestctl lb rm u") && line.contains("harvester-load-balancer"), "{line}");
         let shown = leader.words(&["lb", "ls", "-o", "wide"]);
-        assert!(shown.contains("shop/u1") && shown.contains("has not taken up the LoadBalancer"), "{shown}");
+        assert!(shown.contains("shop/u1") && shown.contains("has not processed the LoadBalancer"), "{shown}");
         assert!(
-            leader.log().contains("has not taken up the LoadBalancer default/dev-shop-u1-"),
+            leader.log().contains("has not processed the LoadBalancer default/dev-shop-u1-"),
             "{}",
             leader.log()
         );

@@ -152,7 +152,7 @@ fn each_platform_whose_snapshot_is_too_late_is_told_as_the_documents_say_and_the
             (&"crash".into(), &"deadline".into()),
             "{name}: {late:#}"
         );
-        let words = "no thaw was asked for until the deadline";
+        let words = "no thaw was requested before the deadline";
         assert!(late["reasons"].to_string().contains(words), "{name}: {late:#}");
         assert!(late["times"].get("thaw_asked").is_none(), "{name}: {late:#}");
         let said = (platform.thaw)(&mut client);
@@ -197,7 +197,7 @@ fn a_snapshot_after_the_timers_thaw_is_outside_of_the_window() {
     assert!(cut >= thawed, "{cut} {receipt:#}");
     assert!(thawed >= milliseconds(&receipt, "frozen") + 1000, "{receipt:#}");
     let shown = guestlet(&["receipts", "show", receipt["id"].as_str().unwrap()]).1;
-    assert!(shown.contains("the caller's log has to show its snapshot inside"), "{shown}");
+    assert!(shown.contains("the caller's log must show the snapshot in it"), "{shown}");
 }
 
 /// KubeVirt tries a freeze that fails every 5 s, and takes one that it finds for its own.

@@ -219,7 +219,7 @@ impl Machine {
         if answer.get("return").is_some() {
             return Ok(answer["return"].take());
         }
-        let why = answer["error"]["desc"].as_str().unwrap_or("no error is said");
+        let why = answer["error"]["desc"].as_str().unwrap_or("no reason is given");
         Err(Unproved::for_good(format!("the agent in the clone refuses {command}: {}", tidy(why))))
     }
 
@@ -271,7 +271,7 @@ impl Machine {
             if status["exitcode"] != 0 {
                 let said = text("err-data").unwrap_or_default();
                 let said = tidy(String::from_utf8_lossy(&said).trim());
-                return Err(Unproved::for_good(format!("{command} fails: {said}")));
+                return Err(Unproved::for_good(format!("{command} failed: {said}")));
             }
             let printed = text("out-data").ok().and_then(|text| serde_json::from_slice(&text).ok());
             return printed.ok_or_else(|| Unproved::for_good(format!("{command} printed unexpected output")));

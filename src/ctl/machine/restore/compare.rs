@@ -23,7 +23,7 @@ pub fn all(receipt: &Receipt, clone: &Receipt) -> Result<Vec<String>, Unproved> 
         return Err(Unproved::for_good("the receipt does not list all applications and file systems"));
     }
     if clone.guest.boot_id.is_empty() || clone.guest.boot_id == receipt.guest.boot_id {
-        return Err(Unproved::for_good("what the clone shows is not its own receipt"));
+        return Err(Unproved::for_good("the receipt that the clone shows is not its own"));
     }
     let volumes = volumes(receipt, clone)?;
     let applications = receipt.applications.iter().map(|one| compare(one, clone));
@@ -63,7 +63,7 @@ fn compare(one: &Application, clone: &Receipt) -> Result<String, Unproved> {
     let here = clone.applications.iter().find(|here| here.name == *name && alike(here, one));
     let here = here.ok_or_else(|| Unproved::yet(about("it is not found in the clone".to_owned())))?;
     if here.level != Level::Application {
-        return Err(Unproved::yet(about(format!("it cannot be asked in the clone: {}", here.problem))));
+        return Err(Unproved::yet(about(format!("it cannot be queried in the clone: {}", here.problem))));
     }
     let (then, now) = (evidence(one), evidence(here));
     reached(name, &then, &now).map(about).map_err(|words| Unproved::for_good(about(words)))
@@ -85,7 +85,7 @@ fn evidence(one: &Application) -> Evidence<'_> {
 fn reached(name: &str, then: &Evidence<'_>, now: &Evidence<'_>) -> Result<String, String> {
     let text = |evidence: &Evidence<'_>, key: &str, whose: &str| {
         let found = evidence.get(key).filter(|text| !text.is_empty()).map(|text| (*text).to_owned());
-        found.ok_or_else(|| format!("{whose} does not say its {key}"))
+        found.ok_or_else(|| format!("{whose} does not report its {key}"))
     };
     let same = |key: &str| match (text(then, key, "the receipt")?, text(now, key, "the clone")?) {
         (then, now) if then == now => Ok(()),
@@ -221,7 +221,7 @@ mod tests {
             (postgres("recovered-to", "0/FE"), "is only 0/FE"),
             (postgres("recovered-to", "0"), "cannot be compared"),
             // The present position is beyond the recovered one, and proves nothing.
-            (postgres("lsn", "1/0"), "does not say its recovered-to"),
+            (postgres("lsn", "1/0"), "does not report its recovered-to"),
             (other, "it is a different one"),
         ] {
             let unproved = compared(&then, &now).unwrap_err();
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn a_clone_has_the_file_systems_of_the_guest_and_a_receipt_of_its_own() {
         let (then, mut now) = (postgres("lsn", "0/1"), postgres("recovered-to", "0/1"));
-        assert!(all(&then, &now).unwrap_err().words.contains("not its own receipt"));
+        assert!(all(&then, &now).unwrap_err().words.contains("is not its own"));
         now.volumes[0].mount_point = "/elsewhere".to_owned();
         assert!(compared(&then, &now).is_ok());
         now.volumes[0].uuid = "another".to_owned();

@@ -61,7 +61,7 @@ impl Engine {
                 match failed {
                     None if heard => tracing::info!("{} is released", disk.name),
                     None => tracing::warn!(
-                        "{} is kept: whoever asked for its release has disconnected",
+                        "{} is kept: the client that requested its release has disconnected",
                         disk.name
                     ),
                     Some(ref why) => tracing::warn!("{} is kept: {why}", disk.name),

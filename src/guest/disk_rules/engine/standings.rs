@@ -42,8 +42,8 @@ impl Engine {
                 None => ("waiting", Some(Device::whole(disk)), why.clone()),
             },
             Finding::LetGo(device) => {
-                let why = "it was unmounted by hand; it is mounted again when the disk comes back, or when \
-                           the rules are written again";
+                let why = "it was unmounted by hand; it will be mounted again when the disk is plugged in \
+                           again, or when the rules are rewritten";
                 ("unmounted", Some(device.clone()), why.to_owned())
             }
             Finding::Done(device) => {

@@ -154,7 +154,7 @@ fn user_of_etcd(root: &Root, target: &str, trust: Trust<'_>) -> Result<Identity,
         return account.map(|account| account.identity).ok_or_else(|| format!("there is no user {user}"));
     };
     let about = std::fs::metadata(root.path(&format!("/proc/{number}")));
-    let user = about.map_err(|error| format!("cannot look at the process {number}: {error}"))?.uid();
+    let user = about.map_err(|error| format!("cannot examine the process {number}: {error}"))?.uid();
     if user == 0 && !matches!(trust, Trust::User("root")) {
         return Err(
             "etcd runs as root, which must be allowed in the settings (freeze.application.user)".to_owned()
@@ -188,7 +188,7 @@ impl<'a> Trust<'a> {
 fn owner(root: &Root, socket: &str, trust: Trust<'_>) -> Result<Identity, String> {
     let path = root.path(socket);
     let about =
-        std::fs::symlink_metadata(&path).map_err(|error| format!("cannot look at {socket}: {error}"))?;
+        std::fs::symlink_metadata(&path).map_err(|error| format!("cannot examine {socket}: {error}"))?;
     if !about.file_type().is_socket() {
         return Err(format!("{socket} is not a socket"));
     }
@@ -208,9 +208,9 @@ fn owner(root: &Root, socket: &str, trust: Trust<'_>) -> Result<Identity, String
     }
     let is_named = !matches!(trust, Trust::Nobody);
     let directory = path.parent().unwrap_or(Path::new("/"));
-    let directory = directory.canonicalize().map_err(|error| format!("cannot look at {socket}: {error}"))?;
+    let directory = directory.canonicalize().map_err(|error| format!("cannot examine {socket}: {error}"))?;
     for above in directory.ancestors() {
-        let found = std::fs::metadata(above).map_err(|error| format!("cannot look at {socket}: {error}"))?;
+        let found = std::fs::metadata(above).map_err(|error| format!("cannot examine {socket}: {error}"))?;
         if !is_guarded(&found, &account.identity, is_named) {
             let above: PathBuf = above.into();
             return Err(format!(
@@ -398,7 +398,7 @@ mod tests {
         symlink("../real", &socket).unwrap();
         assert!(machine.why_not(None).contains("is not a socket"));
         std::fs::remove_file(&socket).unwrap();
-        assert!(machine.why_not(Some("")).contains("cannot look at"));
+        assert!(machine.why_not(Some("")).contains("cannot examine"));
     }
 
     #[test]

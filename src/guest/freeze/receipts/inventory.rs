@@ -106,7 +106,7 @@ pub fn of(
 /// Returns why a mount is not a target; none if nobody keeps data there.
 fn why_not(mount: &Mount, is_choice: bool) -> Option<String> {
     let reason = match mount.kind.as_str() {
-        _ if counts(mount) && is_choice => "not asked for",
+        _ if counts(mount) && is_choice => "not requested",
         _ if counts(mount) => "hidden by another mount",
         "zfs" => "zfs cannot be frozen",
         kind if ELSEWHERE.contains(&kind) => "on a server or on the host, not on a disk of this guest",
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(
             found(true),
             "/tank zfs cannot be frozen; /far a program serves it (FUSE); /home on a server or on the host, \
-             not on a disk of this guest; / not asked for"
+             not on a disk of this guest; / not requested"
         );
         assert!(found(false).ends_with("/ hidden by another mount"));
     }

@@ -132,7 +132,7 @@ pub async fn stage(guest: &Guest, share: &Share, staging: &str, usage: &Usage) -
             // The agent may have ended between mounting it and making the mount private.
             let (effects, there) = (Arc::clone(&guest.effects), there.clone());
             let set = move || effects.set_private(&effects.open_place(&there)?);
-            look(&place, set).await?.map_err(Error::system("keep to itself what is mounted at", &place))?;
+            look(&place, set).await?.map_err(Error::system("set private mount propagation for", &place))?;
         }
         Some(there) => {
             let made = mounts::make(guest, share, usage).await?;

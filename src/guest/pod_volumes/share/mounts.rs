@@ -37,7 +37,7 @@ pub(super) async fn make(guest: &Guest, share: &Share, usage: &Usage) -> Result<
     let turn = guest
         .pod_volumes
         .turns
-        .take(Thing::Share(source.clone()), "its server is asked for it")
+        .take(Thing::Share(source.clone()), "its server is being queried")
         .map_err(busy)?;
     let effects = Arc::clone(&guest.effects);
     let work = blocking::run(move || {
@@ -137,7 +137,7 @@ async fn bind_to(
     done.map_err(|error| match error.raw_os_error().map(Errno::from_raw) {
         // The staged mount or the target disappeared in between.
         Some(Errno::ESTALE) => {
-            Error::NotStaged { place: staged.path.clone(), found: "what was staged is gone" }
+            Error::NotStaged { place: staged.path.clone(), found: "what was staged has been removed" }
         }
         _ => Error::system("bind the share to", place)(error),
     })

@@ -18,7 +18,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// Takes the turn to query the server of a share. Returns none while a query is running.
 pub(in crate::guest::pod_volumes) fn begin(guest: &Guest, mount: &Mount) -> Option<Turn> {
     let server = Thing::Server(mount.device, mount.source.clone());
-    guest.pod_volumes.turns.take(server, "its server is asked").ok()
+    guest.pod_volumes.turns.take(server, "its server is being queried").ok()
 }
 
 /// Returns whether the server of a mounted share responds within `patience`. An earlier query that is still

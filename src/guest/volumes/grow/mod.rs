@@ -131,7 +131,7 @@ impl Climb<'_> {
 
     /// Holds a device that is built on the disk, until the end of the climb.
     async fn hold(&mut self, file: &Path) -> Result<Held, Error> {
-        let held = Held::beside(self.guest, file, &self.held, "what is on it grows").await?;
+        let held = Held::beside(self.guest, file, &self.held, "what is on it is being grown").await?;
         self.held.push(held.clone());
         Ok(held)
     }

@@ -205,7 +205,7 @@ impl Cluster {
         namespace: &str,
         claim: &PersistentVolumeClaim,
     ) -> Result<Option<PersistentVolumeClaim>, VolumeError> {
-        let what = format!("make a claim in the namespace {namespace}");
+        let what = format!("create a claim in the namespace {namespace}");
         let made = self.alter(&what, self.claims(namespace).create(&PostParams::default(), claim)).await?;
         match made {
             Ok(made) => Ok(Some(made)),

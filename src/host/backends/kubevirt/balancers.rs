@@ -242,7 +242,7 @@ impl Cluster {
     /// # Errors
     /// If it cannot be created; [`VolumeError::Refused`] with the message of the admission webhook that denied it.
     pub async fn make_balancer(&self, namespace: &str, object: &Value) -> Result<Changed, VolumeError> {
-        let what = format!("make a LoadBalancer in the namespace {namespace}");
+        let what = format!("create a LoadBalancer in the namespace {namespace}");
         let path = format!("/apis/{API}/namespaces/{namespace}/loadbalancers");
         let request = json_request(Method::POST, &path, object, &what)?;
         let made = self.alter(&what, self.client().request::<Balancer>(request)).await?;

@@ -146,8 +146,8 @@ impl Forwarder {
                     self.told.send_modify(|told| told.repaired += 1);
                     if !std::mem::replace(&mut self.is_said, true) {
                         tracing::warn!(
-                            "somebody else has changed or removed the nftables table inet {}; it is restored, \
-                             whenever that happens",
+                            "another program has changed or removed the nftables table inet {}; restoring \
+                             it, now and whenever that happens again",
                             rules::TABLE
                         );
                     }
@@ -277,15 +277,14 @@ fn take(plan: &Plan) -> Result<(), String> {
             // If the interface no longer exists, neither do its addresses.
             Err(error) if error.raw_os_error() == Some(NO_DEVICE) && addresses.is_empty() => continue,
             Err(error) => {
-                problems.push(format!("cannot look at the interface {name}: {error}"));
+                problems.push(format!("cannot examine the interface {name}: {error}"));
                 continue;
             }
         };
         for address in found.iter().filter(is_ours).filter(|address| !addresses.contains(address)) {
             if let Err(error) = interface_addresses::remove(name, *address) {
-                problems.push(format!(
-                    "cannot take the address {address} away from the interface {name}: {error}"
-                ));
+                problems
+                    .push(format!("cannot remove the address {address} from the interface {name}: {error}"));
             }
         }
     }
@@ -298,7 +297,7 @@ fn give(plan: &Plan) -> Result<(), String> {
         let missing = addresses.iter().filter(|address| !found.contains(address));
         let give = |address: &IpAddr| match interface_addresses::add(name, *address) {
             Ok(()) => None,
-            Err(error) => Some(format!("cannot give the interface {name} the address {address}: {error}")),
+            Err(error) => Some(format!("cannot add the address {address} to the interface {name}: {error}")),
         };
         missing.filter_map(give).collect()
     })
@@ -335,7 +334,7 @@ fn on_interfaces(
     for (name, interface) in &plan.interfaces {
         match interface_addresses::of(name) {
             Ok(found) => problems.extend(act(name, interface, &found)),
-            Err(error) => problems.push(format!("cannot look at the interface {name}: {error}")),
+            Err(error) => problems.push(format!("cannot examine the interface {name}: {error}")),
         }
     }
     if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }

@@ -162,9 +162,10 @@ impl Registry {
 }
 
 /// Message that explains why there are no load balancers, and what to do about it.
-const MISSING: &str = "the host cluster gives no addresses to load balancers: it has no LoadBalancer (loadbalancer.harvesterhci.io), which \
-     Harvester brings, or the controller has no right to it, which the manifests for Harvester bring; without them have MetalLB or \
-     another one in the guest cluster serve Services, with a loadBalancerClass of its own";
+const MISSING: &str = "the host cluster gives no addresses to load balancers: it has no LoadBalancer \
+     (loadbalancer.harvesterhci.io), which Harvester installs, or the controller lacks the permission for \
+     it, which the manifests for Harvester grant; without them, run MetalLB or another implementation in the \
+     guest cluster, with its own loadBalancerClass";
 
 /// Returns the error for requests that arrive before all load balancers have been listed.
 fn unknown() -> Problem {

@@ -86,8 +86,9 @@ fn foreign(object: &Object, network: &str) -> Doubt {
         network,
         "an address of a network that the cluster's VMs are not attached to"
     );
-    let words = "the host has given it an address of a network that no VM of this cluster is attached to, so it is not used; attach \
-                 the VMs to a network that the host has a pool (IPPool) for, or ask for one, and recreate the Service";
+    let words = "the host has given it an address of a network that no VM of this cluster is attached to, so \
+                 it is not used; attach the VMs to a network that the host has a pool (IPPool) for, or \
+                 request such a network, and recreate the Service";
     Doubt::Refused(Failure::new("NetworkNotOfCluster", words))
 }
 
@@ -97,11 +98,11 @@ fn differs(object: &Object, asked: &str, network: &str) -> Doubt {
         name = object.name(),
         asked,
         network,
-        "an address of another network than was asked for"
+        "an address of a network other than the requested one"
     );
     let words = format!(
-        "the host has given it an address of another network than {asked:?}, so it is not used; the host needs a pool (IPPool) \
-         of that network for this cluster, and the Service has to be recreated"
+        "the host has given it an address of a network other than {asked:?}, so it is not used; the host \
+         needs a pool (IPPool) of that network for this cluster, and the Service has to be recreated"
     );
     Doubt::Refused(Failure::new("NetworkDiffers", words))
 }

@@ -94,7 +94,7 @@ impl Registry {
         if let Some(event) = event.filter(|_| self.has_begun) {
             // Events are dropped if the channel is full: the registry does not wait for those who watch.
             if self.events.try_send(event).is_err() {
-                tracing::debug!("more becomes of load balancers than can be told");
+                tracing::debug!("an event of a load balancer was dropped: too many are waiting");
             }
         }
     }

@@ -84,9 +84,10 @@ impl Registry {
 /// Returns the message for people about a released object that Harvester does not take up.
 pub fn not_taken_up(object: &Object) -> String {
     format!(
-        "its Service is gone, and Harvester's load balancer controller has not taken up the LoadBalancer {}: it is deleted when that has, \
-         since an address that is reserved for it now would be lost. Look whether the controller runs (harvester-load-balancer in \
-         harvester-system); where there is none, delete it by guestctl lb rm {} --cluster {}",
+        "its Service was deleted, but Harvester's load balancer controller has not processed the \
+         LoadBalancer {} yet. It is deleted after that, because an address that is being reserved for it \
+         would be lost. Check whether the controller is running (harvester-load-balancer in \
+         harvester-system); if there is none, delete the object with guestctl lb rm {} --cluster {}",
         object.id(),
         object.key(),
         object.cluster

@@ -97,8 +97,7 @@ impl Plan<'_> {
                 .map_err(|words| Refusal::Problem(Problem::Contradiction(words)))?;
         }
         if wanted.announcing == Announcing::Host {
-            let words =
-                "the hosts of this cluster forward to no nodes; have it announced by kube-vip or by none";
+            let words = "the hosts of this cluster do not forward to nodes; announce it by kube-vip or none";
             return Err(Failure::new("NotForwarded", words).into());
         }
         let shared = self.balancers.shared(self.cluster, &service.uid);
@@ -207,7 +206,8 @@ impl Plan<'_> {
         }
         match own.filter(|own| !own.is_going()) {
             Some(own) if !own.is_taken_up() => {
-                let words = "the host has not taken up its own load balancer yet, which goes before it shares another's address";
+                let words = "the host has not processed its own load balancer yet, which is deleted before \
+                             it shares another's address";
                 Err(Failure::new("BeingReleased", words).into())
             }
             own => Ok(own.map_or(Step::Done, |own| Step::Remove(own.id()))),

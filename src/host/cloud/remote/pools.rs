@@ -53,7 +53,8 @@ pub fn of(plan: &Plan<'_>, service: &Service, wanted: &Wanted, asked: IpAddr) ->
         return Ok(name);
     }
     let words = format!(
-        "the host chooses addresses by itself, so that {asked} cannot be asked for; it needs a pool (IPPool) with that address alone"
+        "the host chooses addresses by itself, so {asked} cannot be requested; that needs a pool (IPPool) \
+         with only that address"
     );
     Err(Failure::new("AddressNotSelectable", words))
 }

@@ -156,7 +156,7 @@ impl Registry {
         }
         self.show([key.clone()].into());
         if let Some(reply) = reply {
-            let gone = || Problem::Unavailable("the load balancer is gone; repeat the call".to_owned());
+            let gone = || Problem::Unavailable("the load balancer was deleted; repeat the call".to_owned());
             drop(reply.send(self.message(&key).ok_or_else(gone)));
         }
     }

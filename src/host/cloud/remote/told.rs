@@ -127,7 +127,7 @@ fn standing(ground: Ground<'_>, object: &Object, wanted: Option<&Wanted>) -> Sta
             (State::Failed, "AddressNotAllocated", words)
         }
         Address::Has(address, _) if wanted.is_some_and(|wanted| is_another(wanted, address)) => {
-            let words = format!("the host has given it {address}, which is not what was asked for");
+            let words = format!("the host has given it {address}, which is not the requested address");
             (State::Failed, "AddressDiffers", words)
         }
         Address::Dhcp | Address::Has(..) => (State::Ready, "", String::new()),

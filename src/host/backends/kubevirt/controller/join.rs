@@ -103,7 +103,7 @@ fn only(extra: &BTreeMap<String, Vec<String>>, key: &str) -> Option<String> {
 fn node(bound: &Bound, pod: Option<&Pod>) -> Result<String, String> {
     let Bound { pod: name, uid, node: told } = bound;
     let Some(pod) = pod.filter(|pod| pod.metadata.uid.as_ref() == Some(uid)) else {
-        return Err(format!("its pod {name} is gone"));
+        return Err(format!("its pod {name} no longer exists"));
     };
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
     if node.is_empty() {
@@ -182,8 +182,8 @@ mod tests {
         assert_eq!(node(&of(None), Some(&here)), Ok("host-1".to_owned()));
         assert_eq!(node(&of(Some("host-1")), Some(&here)), Ok("host-1".to_owned()));
         for (told, pod, words) in [
-            (None, None, "is gone"),
-            (None, Some(pod("u-2", json!("host-1"))), "is gone"),
+            (None, None, "no longer exists"),
+            (None, Some(pod("u-2", json!("host-1"))), "no longer exists"),
             (None, Some(pod("u-1", json!(null))), "on no node yet"),
             (None, Some(pod("u-1", json!(""))), "on no node yet"),
             (Some("host-2"), Some(here), "it was made for the node host-2"),

@@ -28,7 +28,7 @@ pub enum BadRequest {
     #[error("its key is not one of ECDSA with P-256")]
     Key,
     /// The sender has not proved possession of the private key.
-    #[error("its signature is not by its key")]
+    #[error("its signature was not made with its key")]
     Signature,
 }
 

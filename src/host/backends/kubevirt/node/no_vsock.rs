@@ -6,10 +6,11 @@ use super::super::seen::Facts;
 const UNWANTED: &str = "the VM has no vsock device: enable KubeVirt's feature gate VSOCK, set \
                         spec.template.spec.domain.devices.autoattachVSOCK to true in the VirtualMachine, and restart the VM";
 /// Reason if a vsock device is requested but was not provided.
-const MISSING: &str = "the VM asks for a vsock device and KubeVirt gave it none (no status.VSOCKCID): enable KubeVirt's feature \
-                       gate VSOCK, and restart the VM";
+const MISSING: &str = "the VM requests a vsock device, but KubeVirt gave it none (no status.VSOCKCID): \
+                       enable KubeVirt's feature gate VSOCK, and restart the VM";
 /// Reason if none is requested by a VirtualMachineInstance that does not belong to a VirtualMachine.
-const ALONE: &str = "the VM has no vsock device: its VirtualMachineInstance does not ask for one, and no VirtualMachine made it";
+const ALONE: &str = "the VM has no vsock device: its VirtualMachineInstance does not request one, and was \
+                     not created by a VirtualMachine";
 
 /// Patch of a VirtualMachine that requests a vsock device.
 const PATCH: &str = r#"{"spec":{"template":{"spec":{"domain":{"devices":{"autoattachVSOCK":true}}}}}}"#;
@@ -31,7 +32,7 @@ impl NoVsock {
     pub fn unwanted(facts: &Facts) -> Self {
         let (namespace, name) = place(facts);
         if is_alone(facts) {
-            let remedy = "make it again with spec.domain.devices.autoattachVSOCK: true".to_owned();
+            let remedy = "recreate it with spec.domain.devices.autoattachVSOCK: true".to_owned();
             return Self { why: ALONE.to_owned(), remedy, is_meant: true };
         }
         let set = format!(
@@ -44,7 +45,7 @@ impl NoVsock {
 
     /// Builds the text for a VirtualMachineInstance that requests a vsock device but has none.
     pub fn missing(facts: &Facts) -> Self {
-        let again = if is_alone(facts) { "make it again".to_owned() } else { restart(facts) };
+        let again = if is_alone(facts) { "recreate it".to_owned() } else { restart(facts) };
         let remedy = format!("once the feature gate VSOCK is on: {again}");
         Self { why: MISSING.to_owned(), remedy, is_meant: false }
     }
@@ -86,7 +87,7 @@ mod tests {
         assert!(!remedy.contains("patch") && remedy.contains("restart web"), "{remedy}");
         let alone = Facts { lasting: "u".into(), ..of_vm };
         for found in [NoVsock::unwanted(&alone), NoVsock::missing(&alone)] {
-            assert!(!found.remedy.contains("restart") && found.remedy.contains("make it again"), "{found:?}");
+            assert!(!found.remedy.contains("restart") && found.remedy.contains("recreate it"), "{found:?}");
         }
         assert_eq!(
             unreadable(&alone, "it is odd"),

@@ -52,7 +52,7 @@ impl Cluster {
     /// # Errors
     /// If it cannot be created; [`VolumeError::Refused`] if the host cluster does not have this kind.
     pub async fn make_share(&self, volume: &str, id: &str, mark: &str) -> Result<Written, VolumeError> {
-        let what = format!("make the {KIND} {NAMESPACE}/{volume}");
+        let what = format!("create the {KIND} {NAMESPACE}/{volume}");
         let object = json!({
             "apiVersion": API,
             "kind": KIND,
@@ -120,7 +120,8 @@ impl Cluster {
 /// Returns the error for a kind that does not exist or that may not be accessed.
 fn unknown() -> VolumeError {
     VolumeError::Refused(format!(
-        "the host cluster cannot serve a volume to many nodes: it has no {KIND} ({API}), which Harvester's networkfs-manager \
-         brings, or the controller has no right to it, which the manifests for Harvester bring"
+        "the host cluster cannot serve a volume to many nodes: it has no {KIND} ({API}), which Harvester's \
+         networkfs-manager installs, or the controller lacks the permission for it, which the manifests for \
+         Harvester grant"
     ))
 }

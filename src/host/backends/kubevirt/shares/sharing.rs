@@ -74,7 +74,7 @@ impl Claims {
         for _ in 0..TRIES {
             let read = self.expect(id).await?;
             let Some(before) = &read.volume.sharers else {
-                return Err(VolumeError::Refused(format!("the volume {id} is a disk, and no share")));
+                return Err(VolumeError::Refused(format!("the volume {id} is a disk, not a share")));
             };
             let mut after = before.clone();
             change(&mut after);
@@ -94,7 +94,7 @@ impl Claims {
     /// Waits until a share is served for this version of its claim, and returns the export.
     async fn served(&self, read: &Read) -> Result<Export, VolumeError> {
         let Some(volume) = read.persistent_volume() else {
-            return Err(VolumeError::Damaged("its claim has no PersistentVolume any more".to_owned()));
+            return Err(VolumeError::Damaged("its claim no longer has a PersistentVolume".to_owned()));
         };
         let (begun, mark, mut is_marked) = (Instant::now(), read.version(), false);
         loop {
@@ -176,7 +176,7 @@ impl Claims {
             self.clear(&object, is_late).await?;
             if is_late {
                 return Err(VolumeError::Waiting {
-                    words: "the host cluster has not ended to serve the volume yet".to_owned(),
+                    words: "the host cluster has not stopped serving the volume yet".to_owned(),
                     detail: object.words(),
                 });
             }

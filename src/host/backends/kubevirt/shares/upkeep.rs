@@ -139,7 +139,7 @@ impl Claims {
             None if self.cluster.claim(&claim).await?.is_some() => {
                 tracing::debug!(
                     volume = id,
-                    "the claim of a share is not guestlet's any more; it stays as it is"
+                    "the claim of a share no longer belongs to guestlet; leaving it alone"
                 );
                 return Ok(());
             }
@@ -167,7 +167,7 @@ impl Claims {
             return Ok(());
         };
         if self.cluster.share(volume).await?.is_none() {
-            tracing::warn!(volume = id, "a share that nodes have is not served; it is served again");
+            tracing::warn!(volume = id, "a share that nodes have was not served; serving it again");
             self.cluster.make_share(volume, id, read.version()).await?;
         }
         Ok(())
@@ -181,7 +181,7 @@ impl Claims {
                 tracing::warn!(
                     volume = share.id,
                     vm,
-                    "a VM that a share was shared with is gone; it is forgotten"
+                    "a VM that had a share no longer exists; removing its record"
                 );
                 self.unshare(&share.id, Some(uuid)).await?;
             }
@@ -192,6 +192,6 @@ impl Claims {
 
 fn told(volume: &str, outcome: Result<(), VolumeError>) {
     if let Err(error) = outcome {
-        tracing::debug!(volume, %error, "a share cannot be put right now");
+        tracing::debug!(volume, %error, "cannot correct a share");
     }
 }

@@ -152,7 +152,7 @@ pub fn of_machine(
         instance.spec.volumes.iter().find(|volume| volume.name == name).and_then(|volume| volume.claim())
     };
     if volumes.included_volumes.is_empty() {
-        return Worth::crash("it says of no volume that it is in it");
+        return Worth::crash("it lists no included volumes");
     }
     if let Some(name) = volumes.excluded_volumes.iter().find(|name| claim(name).is_some()) {
         return Worth::crash(format!("the volume {name} is not in it"));
@@ -302,7 +302,7 @@ mod tests {
                 vec![part("web-root", cut(120))],
                 "the volume data is not in it",
             ),
-            (&snapshot(&[], &[]), vec![], "of no volume"),
+            (&snapshot(&[], &[]), vec![], "no included volumes"),
             (&snapshot(&["gone"], &[]), vec![part("web-root", cut(120))], "gone was taken is not known"),
         ] {
             let worth = of(snapshot, &parts);

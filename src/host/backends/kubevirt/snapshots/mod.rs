@@ -96,12 +96,12 @@ impl Freeze {
             (Some(receipt), Verdict::Signed(_) | Verdict::Unsigned) => receipt,
             (_, verdict) => return Err(format!("the receipt is {}: {}", verdict.word(), verdict.detail())),
         };
-        let ended = ended.as_ref().and_then(micros).ok_or("when the freeze was over is missing")?;
+        let ended = ended.as_ref().and_then(micros).ok_or("the time at which the freeze ended is missing")?;
         let window = match (frozen_from, frozen_until) {
             (None, None) => None,
             (from, until) => {
                 let both = from.as_ref().and_then(micros).zip(until.as_ref().and_then(micros));
-                Some(both.filter(|(from, until)| from < until).ok_or("the window is none")?)
+                Some(both.filter(|(from, until)| from < until).ok_or("the window of the freeze is empty")?)
             }
         };
         let envelope = String::from_utf8(envelope).map_err(|_| "the receipt is not UTF-8")?;
@@ -160,8 +160,7 @@ struct Shared {
 impl Snapshots {
     /// Creates the judge of the snapshots in a cluster.
     pub fn new(cluster: Cluster) -> Self {
-        let teller = cluster
-            .teller("snapshots cannot be read, or do not say what they are worth by receipts of guests");
+        let teller = cluster.teller("snapshots cannot be read or annotated with their consistency");
         let shared = Shared { places: Semaphore::new(AT_A_TIME), absent: Mutex::default() };
         Self { cluster, teller, shared: Arc::new(shared) }
     }
@@ -321,7 +320,7 @@ impl Snapshots {
             "resourceVersion": metadata.resource_version,
         }});
         let kind = K::kind(&());
-        let what = format!("say at the {kind} {namespace}/{name} what it is worth");
+        let what = format!("annotate the {kind} {namespace}/{name} with its consistency");
         let snapshots = Api::<K>::namespaced(self.cluster.client(), namespace);
         let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
         let patched = snapshots.patch(name, &parameters, &patch);

@@ -106,8 +106,8 @@ pub fn place_of(chardevs: &[Chardev], label: &str, vm: &str) -> Result<Place, Co
     let Some(chardev) = chardevs.iter().find(|chardev| chardev.label == label) else {
         let labels: Vec<_> = chardevs.iter().take(16).map(|chardev| chardev.label.as_str()).collect();
         return Err(ConsoleError::None(format!(
-            "QEMU has no character device {label:?}, which is to be the console; it has {}; see vm.console in the settings of \
-             guestlet-host",
+            "QEMU has no character device {label:?} for the console; it has {}; see vm.console in the \
+             settings of guestlet-host",
             labels.join(", ")
         )));
     };

@@ -120,8 +120,8 @@ fn held(holder: Holder, file: &Path) -> DiskError {
         Holder::On(Place { vm, .. }) => {
             DiskError::Held(format!("the volume {file} is attached to the VM {vm}; detach it first"))
         }
-        Holder::Unknown(why) => DiskError::Unreachable(format!("the volume {file} stays: {why}")),
-        Holder::Off => DiskError::Held(format!("the volume {file} stays")),
+        Holder::Unknown(why) => DiskError::Unreachable(format!("cannot remove the volume {file}: {why}")),
+        Holder::Off => DiskError::Held(format!("cannot remove the volume {file}")),
     }
 }
 

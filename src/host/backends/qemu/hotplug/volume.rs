@@ -146,7 +146,7 @@ pub fn size_of(file: &mut File, format: Format) -> io::Result<u64> {
 }
 
 fn exists(path: &Path) -> Result<bool, DiskError> {
-    path.try_exists().map_err(|error| DiskError::System("look at", path.to_owned(), error))
+    path.try_exists().map_err(|error| DiskError::System("examine", path.to_owned(), error))
 }
 
 /// Creates the directory and its parents, if they do not exist.

@@ -252,7 +252,7 @@ impl Access {
         work: impl FnOnce(&Store) -> Result<T, VolumeError> + Send + 'static,
     ) -> Result<T, VolumeError> {
         let worker = match self.store.index().at(&path) {
-            None => return Err(VolumeError::Unavailable("its pool has left the settings".to_owned())),
+            None => return Err(VolumeError::Unavailable("its pool is no longer in the settings".to_owned())),
             Some(slot) => match slot.opening.map(|since| since.elapsed()) {
                 Some(late) if late >= self.opening(&slot.pool) => {
                     return Err(slot.unavailable(Late::Silent(late)));

@@ -49,7 +49,7 @@ const SPARE: u64 = 2 * LONGEST_RECORD;
 const MOST_REMOVED: usize = 4096;
 
 /// Problem of a volume without an image.
-pub(super) const GONE: &str = "its image is gone";
+pub(super) const GONE: &str = "its image is missing";
 
 const MARKER: &str = ".pool";
 const LOCK: &str = ".lock";

@@ -344,15 +344,15 @@ impl Index {
         if self.opened().any(is_there) {
             // The caller did not find a volume with this name before.
             return Err(VolumeError::Unavailable(format!(
-                "a volume {name:?} of the cluster {cluster} is being made or removed, or was found just now; repeat \
-                 the call"
+                "a volume {name:?} of the cluster {cluster} is being created or removed, or was found only \
+                 just now; repeat the call"
             )));
         }
         match open.damaged().iter().find(|(_, damaged)| damaged.may_be(cluster, name)) {
             Some((serial, damaged)) => Err(VolumeError::Unavailable(format!(
-                "the record {} cannot be used: {}; it may be that of the volume {name:?}, so none is made in this \
-                 pool; restore it from a copy, or, if nobody needs the contents of the image beside it, move \
-                 both files out of the directory",
+                "the record {} cannot be used: {}; it may be that of the volume {name:?}, so none is created \
+                 in this pool; restore it from a copy, or, if nobody needs the contents of the image beside \
+                 it, move both files out of the directory",
                 open.folder.record(serial).display(),
                 damaged.problem
             ))),

@@ -269,7 +269,7 @@ impl Store {
     /// If the system refuses.
     pub fn look(&self, id: &str) -> Result<Option<Use>, VolumeError> {
         let entry = self.entry(id)?;
-        entry.folder.used(entry.serial(), &entry.record).map_err(entry.refused("look at"))
+        entry.folder.used(entry.serial(), &entry.record).map_err(entry.refused("examine"))
     }
 
     /// Checks that a volume's image is usable. Blocks.
@@ -317,7 +317,7 @@ impl Store {
         let entry = self.entry(id)?;
         entry.check()?;
         let given = entry.folder.give(entry.serial(), &entry.record, owner);
-        given.and_then(|()| entry.image().canonicalize()).map_err(entry.refused("give to QEMU's user"))
+        given.and_then(|()| entry.image().canonicalize()).map_err(entry.refused("change the owner of"))
     }
 
     /// Reserves space for a volume that is to have at least `size` bytes, and records the size. If no VM has the
@@ -331,7 +331,7 @@ impl Store {
         let (serial, pool) = (entry.serial().to_owned(), entry.record.class.clone());
         if size > entry.record.size {
             if entry.record.full {
-                let failed = |error| system(&pool, size, "make room for", entry.image(), error);
+                let failed = |error| system(&pool, size, "reserve space for", entry.image(), error);
                 entry.folder.reserve(&serial, &entry.record, size).map_err(failed)?;
             }
             entry.record.size = size;
@@ -347,7 +347,7 @@ impl Store {
     pub fn lengthen(&self, id: &str) -> Result<(), VolumeError> {
         let entry = self.entry(id)?;
         let lengthened = entry.folder.lengthen(entry.serial(), &entry.record);
-        lengthened.map_err(entry.refused("make longer"))
+        lengthened.map_err(entry.refused("extend"))
     }
 
     fn keep(
@@ -355,7 +355,7 @@ impl Store {
         entry: &Entry,
         how: impl FnOnce(&Folder, &str, &Record) -> io::Result<()>,
     ) -> Result<(), VolumeError> {
-        let failed = |error| system(&entry.record.class, 0, "keep the record of", entry.image(), error);
+        let failed = |error| system(&entry.record.class, 0, "write the record of", entry.image(), error);
         how(&entry.folder, entry.serial(), &entry.record).map_err(failed)?;
         self.remember(entry);
         Ok(())
@@ -381,12 +381,12 @@ impl Store {
 
 /// Returns the total and free bytes of a pool's file system.
 fn room(folder: &Folder) -> Result<(u64, u64), VolumeError> {
-    folder.room().map_err(|error| VolumeError::System("look at", folder.path().to_owned(), error))
+    folder.room().map_err(|error| VolumeError::System("examine", folder.path().to_owned(), error))
 }
 
 /// Returns the error for a pool that was removed from the settings meanwhile.
 fn gone(pool: &str) -> VolumeError {
-    VolumeError::Unavailable(format!("the pool {pool} has left the settings"))
+    VolumeError::Unavailable(format!("the pool {pool} is no longer in the settings"))
 }
 
 fn no_room(pool: &str, size: u64) -> VolumeError {

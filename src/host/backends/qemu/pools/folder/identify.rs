@@ -28,8 +28,8 @@ impl Folder {
         if let Some(uuid) = self.uuid_of_volumes()? {
             let line = Marker::new(uuid).encode()?;
             return Err(io::Error::other(format!(
-                "{MARKER} in it is gone, but it has volumes of a pool that had one; if this is that pool and no copy \
-                 of it, write {line} to {}",
+                "{MARKER} in it is missing, but it has volumes of a pool that had one; if this is that pool \
+                 and no copy of it, write {line} to {}",
                 self.path.join(MARKER).display()
             )));
         }

@@ -141,7 +141,7 @@ async fn a_pool_that_hangs_from_the_beginning_is_there_when_it_answers() {
     says(
         create(&access, "v", "fast").await,
         VolumeError::Unavailable,
-        &["was found just now; repeat the call"],
+        &["was found only just now; repeat the call"],
     );
 }
 

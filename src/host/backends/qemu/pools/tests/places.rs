@@ -135,7 +135,7 @@ fn a_pool_that_has_lost_its_uuid_gets_no_other_one() {
     std::fs::remove_file(&marker).unwrap();
     let store = store(folder.path());
     let error = store.get(&id).unwrap_err().to_string();
-    assert!(error.contains(".pool in it is gone, but it has volumes"), "{error}");
+    assert!(error.contains(".pool in it is missing, but it has volumes"), "{error}");
     let line = &error[error.find('{').unwrap()..=error.find('}').unwrap()];
     std::fs::write(&marker, line).unwrap();
     open(&store);
@@ -146,7 +146,7 @@ fn a_pool_that_has_lost_its_uuid_gets_no_other_one() {
     let kept = std::fs::read_to_string(&record).unwrap();
     std::fs::write(&record, kept.replace("\"version\": 1", "\"version\": 2")).unwrap();
     std::fs::remove_file(&marker).unwrap();
-    says(self::store(folder.path()).get(&id), VolumeError::Unavailable, &[".pool in it is gone"]);
+    says(self::store(folder.path()).get(&id), VolumeError::Unavailable, &[".pool in it is missing"]);
     assert!(!marker.exists());
     std::fs::write(&marker, "{}").unwrap();
     let store = self::store(folder.path());

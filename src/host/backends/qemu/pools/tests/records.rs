@@ -63,7 +63,8 @@ fn a_record_that_is_garbage_stops_its_pool_and_says_what_to_do() {
     let store = self::store(folder.path());
     assert!(only(&store).problem.unwrap().contains("EOF"));
     says(store.get(&id), VolumeError::Damaged, &["EOF"]);
-    let words = [path.to_str().unwrap(), "none is made in this pool", "move both files out of the directory"];
+    let words =
+        [path.to_str().unwrap(), "none is created in this pool", "move both files out of the directory"];
     says(store.create(new("w", "fast", 512)), VolumeError::Unavailable, &words);
     // Other pools are not affected.
     let other = store.create(new("w", "full", 512)).unwrap().id;
@@ -99,7 +100,7 @@ fn an_image_whose_record_is_lost_is_damaged_and_never_gone() {
         says(
             store.create(new("v", class, 1 << 16)),
             VolumeError::Unavailable,
-            &["none is made in this pool"],
+            &["none is created in this pool"],
         );
         open(&store);
         assert_eq!(files(folder.path()), std::slice::from_ref(&image), "it stays");
@@ -174,7 +175,7 @@ fn what_is_no_image_is_left_alone() {
     }
     assert_eq!(std::fs::read(&secret).unwrap(), b"of somebody else");
     // A volume whose image is missing can be removed, and nothing else.
-    says(store.sound(&id), VolumeError::Damaged, &["its image is gone"]);
+    says(store.sound(&id), VolumeError::Damaged, &["its image is missing"]);
     store.remove(&id).unwrap();
     assert_eq!(files(folder.path()), [""; 0]);
 }
