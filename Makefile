@@ -188,6 +188,7 @@ soak: images ## the long churns
 	$(STEP) "500 Services of Harvester" cargo test $(GATE) --quiet --test node -- many_services
 	$(STEP) "churns with VMs" cargo test $(GATE) --quiet --test vm -- --test-threads 1 hotplug::addresses csi::volumes_come \
 		power_loss churn::whatever
+	$(STEP) "50 snapshots of a guest with databases" cargo test $(GATE) --quiet --test vm -- --nocapture databases
 	$(STEP) "churn on Kubernetes" cargo test $(GATE) --quiet --test kubernetes churn
 
 FUZZ_SECONDS ?= 60

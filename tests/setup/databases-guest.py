@@ -2,14 +2,16 @@
 """Runs in guests whose databases are on disks that databases.sh makes.
 
     databases set-up KIND …  users, units and mounts; starts these servers
-    databases load KIND OUT  writes numbers for ever; each that was acknowledged, and after how many seconds, goes to OUT
+    databases load KIND OUT  writes numbers for ever; each that was acknowledged goes to OUT, with the time since the boot in ms
     databases check KIND [POSITION]
-                             what is there: prints a JSON document
+                             what is there, and whether it is up to that position of a receipt: prints a JSON document
 """
 
+import base64
 import http.client
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,19 +30,32 @@ TABLES = {
     "CREATE TABLE IF NOT EXISTS numbers.one (n bigint PRIMARY KEY, filler text) ENGINE = InnoDB;"
     "CREATE TABLE IF NOT EXISTS numbers.two LIKE numbers.one;",
 }
+# A row tells by itself whether it is whole.
+FILLER = {"postgresql": "repeat(md5(n::text), 6)", "mariadb": "BINARY repeat(md5(n), 6)"}
 INSERT = {
-    "postgresql": "BEGIN; INSERT INTO one VALUES ({n}, repeat('x', 200)); "
+    "postgresql": "BEGIN; INSERT INTO one SELECT n, {filler} FROM (SELECT {n} AS n) AS t; "
     "INSERT INTO two SELECT * FROM one WHERE n = {n}; COMMIT; SELECT {n};\n",
-    "mariadb": "BEGIN; INSERT INTO numbers.one VALUES ({n}, repeat('x', 200)); "
+    "mariadb": "BEGIN; INSERT INTO numbers.one SELECT n, {filler} FROM (SELECT {n} AS n) AS t; "
     "INSERT INTO numbers.two SELECT * FROM numbers.one WHERE n = {n}; COMMIT; SELECT {n};\n",
+}
+COUNT = "SELECT concat_ws(' ', count(*), min(n), max(n), sum(CASE WHEN filler = {} THEN 0 ELSE 1 END)) FROM {};"
+# What servers say of the part of their log that they have read again: where it begins and where it ends.
+REPLAYED = {
+    "postgresql": r"redo (?:starts|done) at ([0-9A-F]+/[0-9A-F]+)",
+    "mariadb": r"(?:from checkpoint|End of log at) LSN=(\d+)",
 }
 
 
-def command(kind):
-    """The client of a database, as the database's user."""
+def as_user(kind, *words):
+    """A command line of the database's user."""
     user = USERS[kind][0]
-    words = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
-    return [*words, "env", f"LD_LIBRARY_PATH={HOME}/lib", *(PSQL if kind == "postgresql" else MYSQL)]
+    become = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+    return [*become, "env", f"LD_LIBRARY_PATH={HOME}/lib", *words]
+
+
+def command(kind):
+    """The client of a database."""
+    return as_user(kind, *(PSQL if kind == "postgresql" else MYSQL))
 
 
 def ask(kind, query):
@@ -62,10 +77,8 @@ def etcd(path, body):
     return json.loads(text)
 
 
-def base64(text):
-    import base64 as encoder
-
-    return encoder.b64encode(text.encode()).decode()
+def encoded(text):
+    return base64.b64encode(text.encode()).decode()
 
 
 def write_line(path, line):
@@ -113,7 +126,7 @@ def set_up(*kinds):
 
 
 def put(name, number):
-    return {"requestPut": {"key": base64(name), "value": base64(str(number))}}
+    return {"requestPut": {"key": encoded(name), "value": encoded(str(number))}}
 
 
 def load(kind, out):
@@ -121,13 +134,14 @@ def load(kind, out):
     if kind == "etcd":
 
         def write(number):
-            etcd("/v3/kv/txn", {"success": [put(f"one/{number:09}", number), put("newest", number)]})
+            pair = [put(f"{name}/{number:09}", number) for name in ("one", "two")]
+            etcd("/v3/kv/txn", {"success": [*pair, put("newest", number)]})
 
     else:
         client = subprocess.Popen(command(kind), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
         def write(number):
-            client.stdin.write(INSERT[kind].format(n=number))
+            client.stdin.write(INSERT[kind].format(n=number, filler=FILLER[kind]))
             client.stdin.flush()
             line = client.stdout.readline().strip()
             if line != str(number):
@@ -136,35 +150,94 @@ def load(kind, out):
     number = 0
     while True:
         number += 1
-        begun = time.monotonic()
         write(number)
-        write_line(out, f"{kind} {number} {time.monotonic() - begun:.3f}\n")
+        write_line(out, f"{kind} {number} {time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000000}\n")
         # What is written has to have room on the disk, and the others their turn.
         time.sleep(0.02)
 
 
-def check(kind, position):
-    wait_up(kind)
-    if kind == "etcd":
-        every = {"key": base64("one/"), "range_end": base64("one0"), "count_only": True}
-        counted = etcd("/v3/kv/range", every)
-        import base64 as decoder
+def tables(kind):
+    """Of both tables: how many rows there are, the first and the last number, and how many rows are not whole."""
+    prefix = "numbers." if kind == "mariadb" else ""
+    queries = [COUNT.format(FILLER[kind], prefix + table) for table in ("one", "two")]
+    return [[int(part) for part in ask(kind, query)[0].split()] for query in queries]
 
-        newest = etcd("/v3/kv/range", {"key": base64("newest")})["kvs"][0]["value"]
-        last = int(decoder.b64decode(newest))
-        revision = int(counted["header"]["revision"])
-        found = {"count": int(counted["count"]), "last": last, "whole": True, "reached": revision >= int(position)}
-    else:
-        prefix = "numbers." if kind == "mariadb" else ""
-        query = "SELECT concat_ws(' ', count(*), max(n), sum(length(filler))) FROM {}{};"
-        one, two = (ask(kind, query.format(prefix, table))[0] for table in ("one", "two"))
-        count, last, size = (int(part) for part in one.split())
-        if kind == "mariadb":
-            reached = ask(kind, "SELECT @@gtid_binlog_pos;")[0] == position
-        else:
-            reached = ask(kind, f"SELECT pg_current_wal_insert_lsn() >= '{position}';")[0] == "t"
-        found = {"count": count, "last": last, "whole": one == two and size == 200 * count, "reached": reached}
-    print(json.dumps(found))
+
+def check_postgresql(position):
+    one, two = tables("postgresql")
+    # Indexes and heaps agree.
+    words = ["--install-missing", "--heapallindexed", "-t", "one", "-t", "two", "-h", "/run/postgresql", "-U", "postgres"]
+    amcheck = as_user("postgresql", f"{HOME}/usr/lib/postgresql/15/bin/pg_amcheck", *words, "postgres")
+    checked = subprocess.run(amcheck, capture_output=True, text=True)
+    is_sound = checked.returncode == 0
+    # At the end of a page the server may have written a part of a record, which recovery leaves out.
+    reached = f"SELECT pg_last_wal_replay_lsn() >= '{position}' OR ('{position}'::pg_lsn - '0/0') % 8192 = 0;"
+    return {
+        "count": one[0],
+        "last": one[2],
+        "whole": one == two and one[1] == 1 and one[3] == 0 and is_sound,
+        "problem": "" if is_sound else checked.stdout + checked.stderr,
+        "reached": position and ask("postgresql", reached)[0] == "t",
+    }
+
+
+def check_mariadb(position):
+    one, two = tables("mariadb")
+    checked = [row.split("\t") for row in ask("mariadb", "CHECK TABLE numbers.one, numbers.two EXTENDED;")]
+    is_sound = len(checked) == 2 and all(row[2:] == ["status", "OK"] for row in checked)
+    # Nothing is committed from the position on until the thaw.
+    return {
+        "count": one[0],
+        "last": one[2],
+        "whole": one == two and one[1] == 1 and one[3] == 0 and is_sound,
+        "problem": "" if is_sound else str(checked),
+        "reached": position and ask("mariadb", "SELECT @@gtid_binlog_pos;")[0] == position,
+    }
+
+
+def check_etcd(position):
+    newest, revision = etcd_range("newest", {})
+    counts, values = [], []
+    for name in ("one/", "two/"):
+        every = {"range_end": encoded(name[:-1] + "0"), "count_only": True}
+        counts.append(int(etcd("/v3/kv/range", {"key": encoded(name), **every}).get("count", 0)))
+        last = {"range_end": encoded(name[:-1] + "0"), "limit": 1000, "sort_order": "DESCEND", "sort_target": "KEY"}
+        values.append({key[len(name):]: value for key, value in etcd_range(name, last)[0].items()})
+    last = int(newest["newest"])
+    is_sound = values[0] == values[1] and all(int(key) == int(value) for key, value in values[0].items())
+    return {
+        "count": counts[0],
+        "last": last,
+        "whole": counts[0] == counts[1] and is_sound,
+        "reached": position and revision >= int(position),
+    }
+
+
+def etcd_range(key, more):
+    """Keys with their values, and the revision."""
+    answer = etcd("/v3/kv/range", {"key": encoded(key), **more})
+    pairs = ({name: base64.b64decode(pair[name]).decode() for name in ("key", "value")} for pair in answer["kvs"])
+    return {pair["key"]: pair["value"] for pair in pairs}, int(answer["header"]["revision"])
+
+
+def replayed(kind):
+    """Bytes of its log that a server has read again when it was started; None if it does not say so."""
+    unit = subprocess.run(["systemctl", "show", "--value", "--property", "InvocationID", kind], capture_output=True, text=True)
+    words = ["journalctl", "--no-pager", "--output", "cat", f"_SYSTEMD_INVOCATION_ID={unit.stdout.strip()}"]
+    log = subprocess.run(words, capture_output=True, text=True).stdout
+
+    def number(text):
+        high, _, low = text.rpartition("/")
+        return (int(high, 16) << 32) + int(low, 16) if high else int(low)
+
+    places = [number(text) for text in re.findall(REPLAYED[kind], log)] if kind in REPLAYED else []
+    return places[-1] - places[0] if len(places) > 1 else None
+
+
+def check(kind, position=""):
+    wait_up(kind)
+    found = {"postgresql": check_postgresql, "mariadb": check_mariadb, "etcd": check_etcd}[kind](position)
+    print(json.dumps({**found, "replayed": replayed(kind)}))
 
 
 VERBS = {"set-up": set_up, "load": load, "check": check}
