@@ -1,7 +1,18 @@
-//! Validity of Kubernetes labels, and which of them a kubelet may set on its own Node. Pure.
+//! Validity of Kubernetes labels, which of them a kubelet may set on its own Node, and which are those of a VM.
+//! Pure.
 //!
 //! The rules are those of the API server: keys and values follow those of all objects; the permission to set them
-//! follows the admission plugin `NodeRestriction`.
+//! follows the admission plugin `NodeRestriction`. [`selector`] selects objects by their labels.
+
+use std::collections::BTreeMap;
+
+pub mod selector;
+
+/// Labels of one object, by key.
+pub type Labels = BTreeMap<String, String>;
+
+/// Maximum number of labels that are kept of one VM.
+pub const MOST_OF_A_VM: usize = 32;
 
 /// Label with the region of a Node.
 pub const REGION: &str = "topology.kubernetes.io/region";
@@ -22,6 +33,9 @@ pub const CLOUD_PROVIDER: &str = "guestlet.io/cloud-provider";
 const MAX_NAME: usize = 63;
 /// Maximum length of a key's prefix, in bytes.
 const MAX_PREFIX: usize = 253;
+
+/// Domains of labels that say how a VM is run. Those of KubeVirt change whenever a VM is migrated.
+const OF_PROGRAMS: [&str; 2] = ["guestlet.io", "kubevirt.io"];
 
 /// Labels that kubelet determines and sets by itself.
 const OF_KUBELET: [&str; 8] = [
@@ -77,6 +91,14 @@ pub fn check_value(value: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Checks a value that may be empty, as the API server allows it.
+///
+/// # Errors
+/// A message for the user, if Kubernetes would refuse the value.
+pub fn check_any_value(value: &str) -> Result<(), String> {
+    if value.is_empty() { Ok(()) } else { check_value(value) }
+}
+
 /// Checks a key, such as `example.com/rack`.
 ///
 /// # Errors
@@ -99,6 +121,25 @@ pub fn check_key(key: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Returns whether the prefix of a key is this domain, or below it.
+fn is_in(prefix: &str, domain: &str) -> bool {
+    prefix == domain || prefix.strip_suffix(domain).is_some_and(|before| before.ends_with('.'))
+}
+
+/// Selects the labels of a VirtualMachineInstance that are kept: valid ones, without those of KubeVirt and
+/// guestlet, and at most [`MOST_OF_A_VM`], the first in the given order.
+pub fn of_vm<'l>(labels: impl IntoIterator<Item = (&'l str, &'l str)>) -> Labels {
+    let is_of_programs = |key: &str| {
+        let prefix = key.split_once('/').map(|(prefix, _)| prefix);
+        prefix.is_some_and(|prefix| OF_PROGRAMS.iter().any(|domain| is_in(prefix, domain)))
+    };
+    let is_kept = |(key, value): &(&str, &str)| {
+        !is_of_programs(key) && check_key(key).is_ok() && check_any_value(value).is_ok()
+    };
+    let kept = labels.into_iter().filter(is_kept).take(MOST_OF_A_VM);
+    kept.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
 /// Checks that a kubelet's credential may set the label, and that guestlet should set it.
 ///
 /// # Errors
@@ -112,9 +153,7 @@ pub fn check_settable(key: &str) -> Result<(), String> {
         return Err("kubelet or the API server sets that label itself".to_owned());
     }
     let Some((prefix, _)) = key.split_once('/') else { return Ok(()) };
-    let is_in = |domain: &str| {
-        prefix == domain || prefix.strip_suffix(domain).is_some_and(|before| before.ends_with('.'))
-    };
+    let is_in = |domain| is_in(prefix, domain);
     if is_in("node.kubernetes.io") || is_in("kubelet.kubernetes.io") {
         return Ok(());
     }
@@ -186,5 +225,36 @@ mod tests {
             let told = check_settable(bad).unwrap_err();
             assert!(told.contains(why), "{bad}: {told}");
         }
+    }
+
+    #[test]
+    fn labels_of_a_vm_are_valid_few_and_its_own() {
+        let long = "v".repeat(64);
+        let given = [
+            ("", "no-key"),
+            ("a b", "invalid"),
+            ("app.kubernetes.io/name", "web"),
+            ("domain", long.as_str()),
+            ("gpu", ""),
+            ("guestcluster.harvesterhci.io/name", "dev"),
+            ("guestlet.io/host", "n1"),
+            ("kubevirt.io", "not-a-prefix"),
+            ("kubevirt.io/nodeName", "n1"),
+            ("notkubevirt.io/tier", "db"),
+            ("vm.kubevirt.io/name", "web-1"),
+        ];
+        let kept = of_vm(given);
+        let kept: Vec<_> = kept.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let expected = [
+            ("app.kubernetes.io/name", "web"),
+            ("gpu", ""),
+            ("guestcluster.harvesterhci.io/name", "dev"),
+            ("kubevirt.io", "not-a-prefix"),
+            ("notkubevirt.io/tier", "db"),
+        ];
+        assert_eq!(kept, expected);
+        let many: Vec<_> = (10..90).map(|number| format!("k{number}")).collect();
+        let kept = of_vm(many.iter().map(|key| (key.as_str(), "v")));
+        assert_eq!((kept.len(), kept.last_key_value().unwrap().0.as_str()), (MOST_OF_A_VM, "k41"));
     }
 }
