@@ -55,6 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .field_attribute(".guestlet.v1.Node.labels", SORTED)
         .build_transport(false)
         .codec_path("crate::wire::codec::Prost")
+        .btree_map(".guestlet.v1.VirtualMachine.labels")
         // Large, and there in few of those messages: events are kept, and wait, in all places of their size.
         .boxed(".guestlet.v1.AgentReady.state")
         .boxed(".guestlet.v1.VirtualMachine.state")

@@ -18,6 +18,11 @@ fn check_as(role: Role, texts: &[&str]) -> Result<HostSettings, String> {
     merged.check(role).map_err(|error| error.to_string())
 }
 
+/// Labels of which one is too many, a line each.
+fn many_labels() -> String {
+    (10..43).map(|number| format!("k{number} = ''")).collect::<Vec<_>>().join("\n")
+}
+
 #[test]
 fn fragments_add_up() {
     let first = format!(
@@ -26,7 +31,7 @@ fn fragments_add_up() {
     );
     let second = format!(
         "topology = {{ zone = 'b', labels = {{ rack = '2' }} }}\nsocket = '/run/x.sock'\nvolumes-dir = '/srv/v'\nmetrics = '127.0.0.1:9970'\nlimits.users = 6\n[[vm]]\nname = 'db.dev'\ncluster = 'dev'\nuuid = '{TWO}'\ndmi-uuid = 'none'\n\
-         vsock-socket = '/run/db.vsock'\nport = 1970\nqmp = '/run/db.qmp'\nconsole = 'console0'\n"
+         vsock-socket = '/run/db.vsock'\nport = 1970\nqmp = '/run/db.qmp'\nconsole = 'console0'\nlabels = {{ tier = 'db', 'example.com/spare' = '' }}\n"
     );
     let settings = check(&[&first, &second]).unwrap();
     assert_eq!(settings.socket, Path::new("/run/x.sock"));
@@ -62,6 +67,9 @@ fn fragments_add_up() {
                 console: Some(ConsoleSettings::Label("console0".into())),
                 max_volumes: 240,
                 networks: BTreeMap::new(),
+                labels: [("example.com/spare", ""), ("tier", "db")]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
             },
             VmSettings {
                 name: "web-1".into(),
@@ -73,6 +81,7 @@ fn fragments_add_up() {
                 console: None,
                 max_volumes: 240,
                 networks: BTreeMap::new(),
+                labels: BTreeMap::new(),
             },
         ]
     );
@@ -108,6 +117,26 @@ fn what_is_wrong_is_named_with_file_and_line() {
         ("cid", vec![vm("vsock-cid = 2")], "0.toml:5: vsock-cid = 2: the CIDs of guests begin at 3"),
         ("port", vec![vm("vsock-cid = 3\nport = 0")], "0.toml:6: port = 0"),
         ("unix port", vec![vm("unix-socket = '/a'\nport = 5")], "0.toml:6: port has no effect"),
+        (
+            "key of a label",
+            vec![vm("vsock-cid = 3\nlabels = { good = '', 'a b' = 'c' }")],
+            "0.toml:6: labels of the VM \"a\": \"a b\": the name of a label's key may have",
+        ),
+        (
+            "value of a label",
+            vec![vm("vsock-cid = 3\n[vm.labels]\ntier = 'db'\nrack = 'a/b'")],
+            "0.toml:8: labels of the VM \"a\": \"rack\" = \"a/b\": a label may have letters",
+        ),
+        (
+            "number as a label",
+            vec![vm("vsock-cid = 3\nlabels = { rack = 7 }")],
+            "0.toml:6: invalid type: integer `7`, expected a string",
+        ),
+        (
+            "labels",
+            vec![vm(&format!("vsock-cid = 3\n[vm.labels]\n{}", many_labels()))],
+            "0.toml:39: labels of the VM \"a\": \"k42\" is one too many; remove all but 32",
+        ),
         ("volumes", vec!["volumes-dir = 'v'".into()], "0.toml:1: volumes-dir = \"v\" is a relative path"),
         ("metrics", vec!["metrics = '0.0.0.0:1'".into()], "0.toml:1: metrics = \"0.0.0.0:1\" is not on"),
         (

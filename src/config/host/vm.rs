@@ -8,6 +8,7 @@ use toml::Spanned;
 
 use super::super::Error;
 use super::Source;
+use crate::labels::{self, Labels};
 
 /// Default vsock port of an agent.
 pub const DEFAULT_PORT: u32 = 970;
@@ -46,6 +47,8 @@ pub struct VmSettings {
     pub max_volumes: u32,
     /// Networks of this host that the VM is attached to, by the hardware addresses of its interfaces in lower case.
     pub networks: BTreeMap<String, String>,
+    /// Labels, by which people select VMs.
+    pub labels: Labels,
 }
 
 /// Transport and address of an agent.
@@ -96,6 +99,8 @@ pub(super) struct VmFragment {
     console: Option<Spanned<String>>,
     max_volumes: Option<Spanned<u32>>,
     networks: Option<Spanned<BTreeMap<String, String>>>,
+    #[serde(default)]
+    labels: BTreeMap<Spanned<String>, Spanned<String>>,
     port: Option<Spanned<u32>>,
     /// Accepted for files of earlier versions; no effect, as is the key below.
     callback_port: Option<Spanned<u32>>,
@@ -160,7 +165,8 @@ impl Checker<'_, '_> {
         };
         let networks = self.networks()?;
         let name = name.get_ref().clone();
-        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, qmp, console, max_volumes, networks })
+        let labels = self.labels(&name)?;
+        Ok(VmSettings { name, uuid, dmi_uuid, cluster, dial, qmp, console, max_volumes, networks, labels })
     }
 
     fn console(&mut self, spelled: &Spanned<String>) -> Result<ConsoleSettings, Error> {
@@ -204,6 +210,28 @@ impl Checker<'_, '_> {
             networks.insert(address, network.clone());
         }
         Ok(networks)
+    }
+
+    /// Checks the labels of the VM with this name.
+    fn labels(&self, vm: &str) -> Result<Labels, Error> {
+        let mut labels = Labels::new();
+        for (key, value) in &self.vm.get_ref().labels {
+            let (name, text) = (key.get_ref(), value.get_ref());
+            labels::check_key(name)
+                .map_err(|why| self.source.wrong(key, format!("labels of the VM {vm:?}: {name:?}: {why}")))?;
+            labels::check_any_value(text).map_err(|why| {
+                self.source.wrong(value, format!("labels of the VM {vm:?}: {name:?} = {text:?}: {why}"))
+            })?;
+            labels.insert(name.clone(), text.clone());
+            if labels.len() > labels::MOST_OF_A_VM {
+                let problem = format!(
+                    "labels of the VM {vm:?}: {name:?} is one too many; remove all but {}",
+                    labels::MOST_OF_A_VM
+                );
+                return Err(self.source.wrong(key, problem));
+            }
+        }
+        Ok(labels)
     }
 
     fn dial(&mut self) -> Result<DialSettings, Error> {

@@ -65,6 +65,12 @@ pub(super) const HOST: &[Row] = &[
         "which networks of this host it is attached to, by its hardware addresses: `{ \"52:54:00:12:34:56\" = \"lan\" }`; \
          nothing is forwarded to a VM without any",
     ),
+    (
+        "vm.labels",
+        "none",
+        "labels by which `guestctl ls -l` selects it, at most 32, with keys and values as in Kubernetes: `{ tier = \"db\" }`. See \
+         [guestctl.md](guestctl.md#labels)",
+    ),
     ("vm.port", "`970`", "the agent's vsock port"),
     ("vm.callback-port", "", "from earlier versions, ignored"),
     (

@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::half::Half;
 use super::limits::Limits;
+use crate::labels::Labels;
 use crate::transport::dial::Dialer;
 #[cfg(test)]
 use crate::transport::dial::Target;
@@ -110,6 +111,14 @@ pub enum Change {
         /// New location.
         topology: Arc<Topology>,
     },
+    /// Labels of a VM. Sent for a present VM that has labels, and again after each change, which does not affect its
+    /// session.
+    Labels {
+        /// Name of the VM.
+        name: String,
+        /// All of its labels.
+        labels: Arc<Labels>,
+    },
     /// Disks of a VM with I/O errors; replaces the previous list. A disk that is not in the list has no known
     /// errors.
     IoErrors {
@@ -158,6 +167,7 @@ impl Change {
             Self::Removed { name }
             | Self::Power { name, .. }
             | Self::Topology { name, .. }
+            | Self::Labels { name, .. }
             | Self::IoErrors { name, .. }
             | Self::Reset { name }
             | Self::Suspended { name, .. }

@@ -245,6 +245,11 @@ impl Fleet {
                     entry.place(topology);
                 }
             }
+            Change::Labels { name, labels } => {
+                if let Some(entry) = self.vms.get_mut(&name) {
+                    entry.view().labels = Arc::unwrap_or_clone(labels);
+                }
+            }
             Change::IoErrors { name, errors } => self.io_errors(&name, errors),
             // This program dials the agent itself.
             Change::Run { .. } => {}

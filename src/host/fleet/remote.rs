@@ -21,6 +21,7 @@ use super::{INBOX, WATCH_BACKLOG};
 use crate::host::backends::{Change, Run, Vm};
 use crate::host::lines::Log;
 use crate::host::metrics::Tally;
+use crate::labels::Labels;
 use crate::wire::proto::v1::{
     self, PowerState, SessionState, VirtualMachineEvent, virtual_machine_event::Kind,
 };
@@ -51,6 +52,7 @@ struct Entry {
     power: PowerState,
     problem: String,
     run: Option<Run>,
+    labels: Arc<Labels>,
 }
 
 impl Entry {
@@ -65,6 +67,7 @@ impl Entry {
             power: self.power.into(),
             power_problem: self.problem.clone(),
             session: session.into(),
+            labels: Labels::clone(&self.labels),
             reason: if is_off { "the VM is off".to_owned() } else { String::new() },
             ..v1::VirtualMachine::default()
         };
@@ -133,6 +136,11 @@ impl Remote {
                     entry.run = run;
                 }
             }
+            Change::Labels { name, labels } => {
+                if let Some(entry) = self.vms.get_mut(&name) {
+                    entry.labels = labels;
+                }
+            }
             // Only the program with the session needs these.
             Change::Topology { .. }
             | Change::IoErrors { .. }
@@ -145,9 +153,9 @@ impl Remote {
         let before = self.take(&vm.name);
         self.names.add(&vm);
         let before = before.filter(|entry| entry.vm.ids.lasting == vm.ids.lasting);
-        let (power, problem, run) =
-            before.map(|entry| (entry.power, entry.problem, entry.run)).unwrap_or_default();
-        self.vms.insert(vm.name.clone(), Entry { vm, power, problem, run });
+        let (power, problem, run, labels) =
+            before.map(|entry| (entry.power, entry.problem, entry.run, entry.labels)).unwrap_or_default();
+        self.vms.insert(vm.name.clone(), Entry { vm, power, problem, run, labels });
     }
 
     fn remove(&mut self, name: &str) {
@@ -321,6 +329,21 @@ mod tests {
         assert!(matches!(caller(&remote, "ns/a"), Some(Reach::Untold)));
         let expected = ["ns/a n1 run-of-ns/a", "ns/a n2 run-of-ns/a", "ns/a n2 run-of-ns/a"];
         assert_eq!(*asked.0.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn labels_are_of_one_vm_and_not_of_its_name() {
+        let (mut remote, _) = begun();
+        let labels = |remote: &Remote| {
+            let known = ask(remote, |reply| Request::Get("ns/a".into(), reply));
+            known.unwrap().view.labels.clone()
+        };
+        let tier = Labels::from([("tier".to_owned(), "db".to_owned())]);
+        remote.change(Change::Labels { name: "ns/a".into(), labels: tier.clone().into() });
+        remote.change(vm("ns/a", "u-a", "ns/z"));
+        assert_eq!(labels(&remote), tier);
+        remote.change(vm("ns/a", "u-c", "ns/z"));
+        assert_eq!(labels(&remote), Labels::new());
     }
 
     #[test]

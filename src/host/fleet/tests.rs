@@ -2,6 +2,7 @@ use super::*;
 use crate::host::backends::Ids;
 use crate::host::conversation::Channel;
 use crate::host::limits::Limits;
+use crate::labels::Labels;
 use crate::transport::dial::Dial;
 use std::time::Duration;
 
@@ -108,6 +109,21 @@ async fn a_vm_that_changes_keeps_what_is_known_of_it_and_gets_a_new_session() {
     let other = Vm { ids: ids("other"), ..Vm::at("a", "/other") };
     list(&mut fleet, vec![other]);
     assert_eq!(fleet.vms["a"].view.power(), PowerState::Unspecified, "another VM of the same name");
+}
+
+#[tokio::test]
+async fn labels_change_without_a_new_session_and_stay_with_the_vm() {
+    let (mut fleet, _changes, _handle) = Fleet::new(half());
+    list(&mut fleet, vec![Vm::at("a", "/nowhere/a")]);
+    let labels = Labels::from([("tier".to_owned(), "db".to_owned())]);
+    for name in ["a", "b"] {
+        fleet.change(Change::Labels { name: name.into(), labels: labels.clone().into() });
+    }
+    assert_eq!((sessions(&fleet), &fleet.vms["a"].view.labels), (vec![("a", 1)], &labels));
+    list(&mut fleet, vec![Vm::at("a", "/other")]);
+    assert_eq!((sessions(&fleet), &fleet.vms["a"].view.labels), (vec![("a", 2)], &labels));
+    list(&mut fleet, vec![Vm { ids: ids("other"), ..Vm::at("a", "/other") }]);
+    assert_eq!(fleet.vms["a"].view.labels, Labels::new(), "another VM of the same name");
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ fn machine(settings: &VmSettings, limits: &Arc<Limits>) -> qemu::Machine {
         ConsoleSettings::Label(label) => qemu::console::Wish::Label(label.clone()),
         ConsoleSettings::Socket(path) => qemu::console::Wish::Socket(path.clone()),
     });
-    qemu::Machine { vm, qmp: settings.qmp.clone(), console }
+    qemu::Machine { vm, qmp: settings.qmp.clone(), console, labels: Arc::new(settings.labels.clone()) }
 }
 
 /// Returns the options for all VMs of a node.

@@ -61,6 +61,7 @@ async fn keeps_its_promises(format: Format, allocation: Allocation) {
             .into(),
         qmp: Some(socket(name)),
         console: None,
+        labels: Arc::default(),
     };
     let (_machines, machines) = watch::channel(NAMES.map(machine).to_vec());
     let (_topology, topology) = watch::channel(Arc::default());

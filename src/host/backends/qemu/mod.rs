@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::super::half::Half;
 use super::{Backend, Change, Vm};
+use crate::labels::Labels;
 use crate::supervise::Scope;
 use crate::wire::proto::v1::{PowerState, Topology};
 
@@ -39,7 +40,12 @@ pub struct Machine {
     pub qmp: Option<PathBuf>,
     /// Device that is its console, if the settings say so.
     pub console: Option<console::Wish>,
+    /// Labels, which do not affect its session.
+    pub labels: Arc<Labels>,
 }
+
+/// VMs with their labels, by name, as they were last reported.
+type Listed = BTreeMap<String, (Arc<Vm>, Arc<Labels>)>;
 
 /// Backend for VMs of this machine.
 #[derive(Debug)]
@@ -158,18 +164,24 @@ async fn tell(
 /// Reports the changes of the list since the last report, which is `None` at first.
 async fn list(
     machines: &[Machine],
-    told: &mut Option<BTreeMap<String, Arc<Vm>>>,
+    told: &mut Option<Listed>,
     changes: &mpsc::Sender<Change>,
 ) -> Result<(), mpsc::error::SendError<Change>> {
     let is_first = told.is_none();
     let mut before = told.take().unwrap_or_default();
     let mut now = BTreeMap::new();
-    let mut present = Vec::new();
-    for Machine { vm, .. } in machines {
-        if before.remove(&vm.name).as_ref() != Some(vm) {
+    let (mut present, mut relabelled) = (Vec::new(), Vec::new());
+    for Machine { vm, labels, .. } in machines {
+        let (known, labels_before) = before.remove(&vm.name).unzip();
+        if known.as_ref() != Some(vm) {
             present.push(Arc::clone(vm));
         }
-        now.insert(vm.name.clone(), Arc::clone(vm));
+        // Another VM under the name of one before has no labels yet.
+        let is_same = known.is_some_and(|known| known.ids.lasting == vm.ids.lasting);
+        if *labels != labels_before.filter(|_| is_same).unwrap_or_default() {
+            relabelled.push((vm.name.clone(), Arc::clone(labels)));
+        }
+        now.insert(vm.name.clone(), (Arc::clone(vm), Arc::clone(labels)));
     }
     // Removals come first, because a removed VM's identifiers may be in use by another VM.
     for name in before.into_keys() {
@@ -177,6 +189,9 @@ async fn list(
     }
     for vm in present {
         changes.send(Change::Present(vm)).await?;
+    }
+    for (name, labels) in relabelled {
+        changes.send(Change::Labels { name, labels }).await?;
     }
     if is_first {
         changes.send(Change::Synced).await?;
@@ -218,9 +233,46 @@ async fn monitor_all(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::backends::Ids;
 
     fn machine(name: &str, qmp: Option<&str>) -> Machine {
-        Machine { vm: Vm::at(name, "/nowhere").into(), qmp: qmp.map(PathBuf::from), console: None }
+        machine_at(name, "/nowhere", qmp)
+    }
+
+    fn machine_at(name: &str, socket: &str, qmp: Option<&str>) -> Machine {
+        let (vm, qmp) = (Vm::at(name, socket).into(), qmp.map(PathBuf::from));
+        Machine { vm, qmp, console: None, labels: Arc::default() }
+    }
+
+    #[tokio::test]
+    async fn labels_are_told_when_they_change_and_with_a_vm_that_is_new() {
+        let machine = |uuid: &str, labels: &[&str]| {
+            let vm = Vm { ids: Ids { lasting: uuid.into(), ..Ids::default() }, ..Vm::at("a", "/nowhere") };
+            let labels: Labels = labels.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect();
+            Machine { vm: vm.into(), labels: labels.into(), ..machine("a", None) }
+        };
+        let (changes, mut heard) = mpsc::channel(16);
+        let mut told = None;
+        for (machine, expected) in [
+            (machine("1", &["tier"]), &["present", "tier", "synced"][..]),
+            (machine("1", &["tier"]), &[]),
+            (machine("1", &["rack", "tier"]), &["rack tier"]),
+            (machine("2", &["rack", "tier"]), &["present", "rack tier"]),
+            (machine("2", &[]), &[""]),
+            (machine("3", &[]), &["present"]),
+        ] {
+            list(&[machine], &mut told, &changes).await.unwrap();
+            let mut words = Vec::new();
+            while let Ok(change) = heard.try_recv() {
+                words.push(match change {
+                    Change::Present(_) => "present".to_owned(),
+                    Change::Synced => "synced".to_owned(),
+                    Change::Labels { labels, .. } => labels.keys().cloned().collect::<Vec<_>>().join(" "),
+                    change => format!("{change:?}"),
+                });
+            }
+            assert_eq!(words, expected);
+        }
     }
 
     #[tokio::test]
@@ -264,10 +316,10 @@ mod tests {
         assert_eq!(next().await, unknown("b"));
         assert_eq!(next().await, off("b"));
 
-        let moved = Machine { vm: Vm::at("c", "/elsewhere").into(), qmp: None, console: None };
+        let moved = machine_at("c", "/elsewhere", None);
         list.send_replace(vec![machine("a", None), machine("b", Some(&other)), moved.clone()]);
         assert_eq!(next().await, Change::Present(moved.vm), "the others were told");
-        let altered = Machine { vm: Vm::at("a", "/elsewhere").into(), qmp: None, console: None };
+        let altered = machine_at("a", "/elsewhere", None);
         list.send_replace(vec![machine("b", Some(&other)), altered.clone()]);
         assert_eq!(next().await, Change::Removed { name: "c".into() });
         assert_eq!(next().await, Change::Present(altered.vm));
