@@ -1,15 +1,16 @@
 //! Guests as a host cluster sees them: a `Guest` object for each, and events.
 //!
 //! ```text
-//!  fleet ──which VMs have changed──▶ writer ──status, if it has changed──▶ Guest (server-side apply)
-//!                                       └─────changes worth an event─────▶ Event of the VirtualMachineInstance
+//!  fleet ──which VMs have changed──▶ writer ──labels and status, if changed──▶ Guest (server-side apply)
+//!                                       └─────changes worth an event─────────▶ Event of the VirtualMachineInstance
 //! ```
 //!
-//! An object has the name of its VirtualMachineInstance and is owned by it, so both are deleted together. It is
-//! written when its content has changed, at most once in a few seconds; the VM's own objects are never written.
-//! The node that reaches a guest writes its object: after a migration, the new node. Each process reads an object
-//! once, before it first writes it. What an earlier process wrote remains valid as long as nothing else is known,
-//! so a restart writes nothing and does not reset the transition time of any condition.
+//! An object has the name of its VirtualMachineInstance and is owned by it, so both are deleted together. It has the
+//! labels of its VM, but for those that others have set on it to other values. It is written when its content has
+//! changed, at most once in a few seconds; the VM's own objects are never written. The node that reaches a guest
+//! writes its object: after a migration, the new node. Each process reads an object once, before it first writes it.
+//! What an earlier process wrote remains valid as long as nothing else is known, so a restart writes nothing and does
+//! not reset the transition time of any condition.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -26,14 +27,17 @@ use super::changed::Changed;
 use super::fleet::{Handle, Known};
 use super::text;
 use crate::kubernetes::standing::Teller;
+use crate::labels::Labels;
 use crate::supervise;
 use crate::wire::guest_object::Status;
 use crate::wire::proto::v1::{PowerState, SessionState};
 
+mod labels;
 mod status;
 mod write;
 
 use status::{Notice, notices, settled, status};
+use write::Found;
 
 /// Delay before a change is written, so that changes in quick succession become one write.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -85,9 +89,11 @@ enum Outcome {
 struct Written {
     /// UID of the VirtualMachineInstance that owns the object.
     uid: String,
-    /// True if the object exists, as far as is known.
-    is_made: bool,
+    /// UID of the object; `None` if it does not exist, or may have been deleted.
+    object: Option<String>,
     status: Option<Status>,
+    /// Labels that were written, or left to others; `None` if they are not known.
+    labels: Option<Arc<Labels>>,
     /// End of the time for which the status from an earlier process on this node is kept; `None` once the guest's
     /// state is known.
     kept_until: Option<Instant>,
@@ -181,34 +187,72 @@ impl Writer {
         written.kept_until = None;
         let now = Status { volumes: instance.volumes, ..status(&self.node, &known) };
         let now = settled(now, written.status.as_ref(), Timestamp::now());
-        if written.status.as_ref() == Some(&now) {
+        let is_known = written.object.is_some() && written.status.as_ref() == Some(&now);
+        if is_known && written.labels.as_ref() == Some(&instance.labels) {
             return Outcome::Same;
         }
         written.at = Some(Instant::now());
-        if let Err(problem) = write::guest(client, &instance, &now, !written.is_made).await {
+        if let Err(problem) = self.put(client, &instance, written, now).await {
             self.teller.failed(&problem);
             // The object may have been deleted, so the next attempt creates it again.
-            written.is_made = false;
+            (written.object, written.labels) = (None, None);
             return Outcome::Failed;
         }
         self.teller.well();
-        written.is_made = true;
-        let notices = notices(written.status.as_ref(), &now);
-        written.status = Some(now);
-        for notice in notices {
-            self.tell(client, &instance, written, notice).await;
-        }
         Outcome::Written
+    }
+
+    /// Writes what has changed of a guest, and creates its object and events if need be.
+    async fn put(
+        &self,
+        client: &Client,
+        instance: &Instance,
+        written: &mut Written,
+        now: Status,
+    ) -> Result<(), String> {
+        let is_made = written.object.is_some();
+        if !is_made {
+            written.object = write::object(client, instance).await?;
+        }
+        // Before the status, so that an object with a status has its labels. The status does not depend on them: it is
+        // written even if they are refused.
+        let mut labelled = Ok(());
+        if written.labels.as_ref() != Some(&instance.labels)
+            && let Some(object) = &written.object
+        {
+            labelled = write::labels(client, instance, object, &instance.labels).await;
+            if labelled.is_ok() {
+                written.labels = Some(Arc::clone(&instance.labels));
+            }
+        }
+        if !is_made || written.status.as_ref() != Some(&now) {
+            write::status(client, instance, &now).await?;
+            let notices = notices(written.status.as_ref(), &now);
+            written.status = Some(now);
+            for notice in notices {
+                self.tell(client, instance, written, notice).await;
+            }
+        }
+        labelled
     }
 
     /// Reads what an earlier process has written about a guest.
     async fn read(&self, client: &Client, instance: &Instance) -> Result<Written, String> {
-        let status = write::found(client, instance).await?;
+        let (object, status, labels) = match write::found(client, instance).await? {
+            Found::Nothing => (None, None, Some(Arc::default())),
+            // Labels on it may be guestlet's.
+            Found::Unusable => (None, None, None),
+            Found::Own(guest) => {
+                let labels = Arc::new(labels::settled(&guest.metadata, &instance.labels));
+                (guest.metadata.uid, Some(guest.status), Some(labels))
+            }
+        };
         let is_own = status.as_ref().is_some_and(|status| status.host == self.node);
         Ok(Written {
             uid: instance.uid.clone(),
-            is_made: status.is_some(),
+            object,
             status,
+            labels,
             kept_until: is_own.then(|| Instant::now() + GRACE),
             at: None,
             told: VecDeque::new(),

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::interfaces::{Interface, interfaces};
 use super::names::PREFIX;
 use super::objects::{CLUSTER_LABEL, Instance, NODE_LABEL, VolumeStatus, owner, resource};
+use crate::labels::{self, Labels};
 use crate::wire::proto::v1::PowerState;
 
 /// Smallest CID that a guest can have.
@@ -39,6 +40,8 @@ pub struct Facts {
     pub dmi: Option<String>,
     /// Namespace and name of its guest cluster; may be empty.
     pub cluster: String,
+    /// Labels of the VM, as far as they are kept.
+    pub labels: Arc<Labels>,
     /// Node that it runs on; empty if it does not run.
     pub node: String,
     /// UIDs of its launcher pods, each with its node.
@@ -168,7 +171,9 @@ fn plugged(instance: &Instance) -> u32 {
 
 /// Extracts the facts that the metadata alone contains.
 fn known(metadata: &ObjectMeta) -> Option<Facts> {
-    identified(metadata, &label(metadata, CLUSTER_LABEL))
+    let all = metadata.labels.iter().flatten().map(|(key, value)| (key.as_str(), value.as_str()));
+    let labels = Arc::new(labels::of_vm(all));
+    Some(Facts { labels, ..identified(metadata, &label(metadata, CLUSTER_LABEL))? })
 }
 
 /// Extracts the facts from the names in the metadata of a VM in the guest cluster with this name; an empty name
@@ -260,6 +265,7 @@ mod tests {
             lasting: VM.to_lowercase(),
             dmi: Some("6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d".into()),
             cluster: "shop/dev".into(),
+            labels: Arc::new([("guestcluster.harvesterhci.io/name".to_owned(), "dev".to_owned())].into()),
             node: "n1".into(),
             pods: vec![("cccccccc-0000-4000-8000-000000000003".into(), "n1".into())],
             vsock: Vsock::Cid(4711),
@@ -286,11 +292,22 @@ mod tests {
             Some(facts)
         };
         let cases: Vec<(&str, Value, Option<Facts>)> = vec![
-            ("/metadata/labels", Value::Null, is(&|facts| facts.cluster.clear())),
+            (
+                "/metadata/labels",
+                Value::Null,
+                is(&|facts| {
+                    facts.cluster.clear();
+                    facts.labels = Arc::default();
+                }),
+            ),
             (
                 "/metadata/labels/guestcluster.harvesterhci.io~1name",
                 json!(""),
-                is(&|facts| facts.cluster.clear()),
+                is(&|facts| {
+                    facts.cluster.clear();
+                    let labels = Arc::make_mut(&mut facts.labels);
+                    labels.values_mut().for_each(String::clear);
+                }),
             ),
             ("/metadata/ownerReferences", Value::Null, is(&|facts| facts.lasting = UID.into())),
             ("/metadata/ownerReferences/0/controller", json!(false), is(&|facts| facts.lasting = UID.into())),

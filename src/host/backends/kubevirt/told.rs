@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::{Change, Ids, Vm};
 use super::seen::Facts;
 use crate::host::limits::Limits;
+use crate::labels::Labels;
 use crate::transport::dial::Dialer;
 use crate::wire::proto::v1::PowerState;
 
@@ -17,6 +18,8 @@ pub struct Told {
     pub power: PowerState,
     /// Reason why the power state is unknown, for people.
     pub problem: String,
+    /// Labels of the VM.
+    pub labels: Arc<Labels>,
 }
 
 impl Told {
@@ -36,7 +39,8 @@ impl Told {
             // A VirtualMachineInstance shows no suspension: its phase stays Running, or is that of any other end.
             tells_suspension: false,
         });
-        Self { vm, power: facts.power, problem: facts.problem.clone() }
+        let labels = Arc::clone(&facts.labels);
+        Self { vm, power: facts.power, problem: facts.problem.clone(), labels }
     }
 
     /// Reports whether this is the same VM: one that was created again under the same name counts as new.
@@ -53,6 +57,10 @@ impl Told {
         if before.is_none_or(|before| (before.power, &before.problem) != (self.power, &self.problem)) {
             let (name, problem) = (self.vm.name.clone(), self.problem.clone());
             changes.push(Change::Power { name, power: self.power, problem });
+        }
+        if before.map_or_else(|| !self.labels.is_empty(), |before| before.labels != self.labels) {
+            let (name, labels) = (self.vm.name.clone(), Arc::clone(&self.labels));
+            changes.push(Change::Labels { name, labels });
         }
         changes
     }

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::super::names::PREFIX;
 use super::super::objects::{CLUSTER_LABEL, resource};
 use super::super::seen::{self, Facts, identified};
+use crate::labels;
 use crate::wire::proto::v1::PowerState;
 
 /// VirtualMachine as received from the API.
@@ -26,12 +27,16 @@ impl<'d> Deserialize<'d> for Wanted {
         let template = whole.pointer("/spec/template").unwrap_or(&Value::Null);
         // Fields of an unexpected type count as missing.
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let cluster = text(&template["metadata"]["labels"][CLUSTER_LABEL]);
+        let its_labels = &template["metadata"]["labels"];
+        let cluster = text(&its_labels[CLUSTER_LABEL]);
+        let texts = its_labels.as_object().into_iter().flatten();
+        let texts = texts.filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)));
         let volumes = template["spec"]["volumes"].as_array().map(Vec::as_slice).unwrap_or_default();
         let dmi = text(&template["spec"]["domain"]["firmware"]["uuid"]).to_ascii_lowercase();
         let facts = identified(&metadata, &cluster).map(|facts| Facts {
             dmi: (!dmi.is_empty()).then_some(dmi),
             power: PowerState::Off,
+            labels: Arc::new(labels::of_vm(texts)),
             has_volumes: volumes
                 .iter()
                 .filter_map(|volume| volume["name"].as_str())
@@ -82,11 +87,12 @@ mod tests {
             lasting: "aaaaaaaa-0000-4000-8000-000000000001".into(),
             dmi: Some("6f1c0a52-5c0f-4a8e-9d1b-0d7a2f3b4c5d".into()),
             cluster: "shop/dev".into(),
+            labels: Arc::new([("guestcluster.harvesterhci.io/name".to_owned(), "dev".to_owned())].into()),
             power: PowerState::Off,
             ..Facts::default()
         };
         assert_eq!(read(&whole()), Some(expected.clone()));
-        let without_cluster = Facts { cluster: String::new(), ..expected.clone() };
+        let without_cluster = Facts { cluster: String::new(), labels: Arc::default(), ..expected.clone() };
         let without_dmi = Facts { dmi: None, ..expected.clone() };
         let bare = Facts { dmi: None, ..without_cluster.clone() };
         for (place, value, facts) in [

@@ -119,8 +119,14 @@ impl Book {
     /// Returns the VirtualMachineInstance of a VM that has been reported.
     pub fn instance(&self, name: &str) -> Option<Instance> {
         let Seen { metadata, facts } = self.newest(name).filter(|_| self.told.contains_key(name))?.clone();
-        let volumes = facts?.volumes;
-        Some(Instance { namespace: metadata.namespace?, name: metadata.name?, uid: metadata.uid?, volumes })
+        let facts = facts?;
+        Some(Instance {
+            namespace: metadata.namespace?,
+            name: metadata.name?,
+            uid: metadata.uid?,
+            volumes: facts.volumes,
+            labels: Arc::clone(&facts.labels),
+        })
     }
 
     /// Applies new settings and returns the resulting changes.
@@ -198,6 +204,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::labels::Labels;
     use crate::sys::root::Root;
 
     fn options() -> Options {
@@ -270,6 +277,28 @@ mod tests {
         let sockets = Options { sockets: Some("/s".into()), ..options() };
         assert_eq!(words(&book.set(sockets)), ["ns/a by hybrid:/s/1.sock:970"]);
         assert_eq!(words(&book.hear(Side::Runs, Heard::Gone(seen(4, "a", "1", "n1")))), ["ns/a gone"]);
+    }
+
+    #[test]
+    fn labels_are_told_of_a_vm_that_has_some_and_when_they_change() {
+        let labelled = |version, tier: &str| {
+            let mut seen = seen(version, "a", "1", "n1");
+            let labels: Labels = [("tier".to_owned(), tier.to_owned())].into();
+            let facts = Facts { labels: Arc::new(labels), ..Facts::clone(seen.facts.as_ref().unwrap()) };
+            seen.facts = Some(Arc::new(facts));
+            seen
+        };
+        let mut book = begun();
+        for (version, tier) in [(2, "db"), (3, "web")] {
+            let told = book.hear(Side::Runs, Heard::There(labelled(version, tier)));
+            let labels: Arc<Labels> = Arc::new([("tier".to_owned(), tier.to_owned())].into());
+            assert_eq!(book.instance("ns/a").unwrap().labels, labels);
+            assert_eq!(told, [Change::Labels { name: "ns/a".into(), labels }]);
+        }
+        assert_eq!(book.hear(Side::Runs, Heard::There(labelled(4, "web"))), []);
+        book.hear(Side::Runs, Heard::Gone(labelled(5, "web")));
+        let told = book.hear(Side::Runs, Heard::There(labelled(6, "web")));
+        assert_eq!(told.iter().filter(|change| matches!(change, Change::Labels { .. })).count(), 1);
     }
 
     #[test]

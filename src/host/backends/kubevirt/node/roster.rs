@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::host::changed::Changed;
+use crate::labels::Labels;
 
 /// Identity of a VirtualMachineInstance.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Instance {
     pub uid: String,
     /// Number of guestlet's volumes that are plugged into it; `None` if it cannot be read.
     pub volumes: Option<u32>,
+    /// Labels of the VM, as far as they are kept.
+    pub labels: Arc<Labels>,
 }
 
 /// VirtualMachineInstances of the reported VMs, by VM name.
