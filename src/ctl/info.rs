@@ -21,13 +21,13 @@ pub async fn run(mut client: Client, printer: &mut Printer, name: String) -> Res
 
 fn rows(vm: &VirtualMachine, now: SystemTime, bars: Bars) -> String {
     let session = words::session(vm.session());
-    let mut lines = vec![
-        ("Name", vm.name.clone()),
-        ("UUID", vm.uuid.clone()),
-        ("Cluster", text::or_dash(&vm.cluster)),
+    let mut lines =
+        vec![("Name", vm.name.clone()), ("UUID", vm.uuid.clone()), ("Cluster", text::or_dash(&vm.cluster))];
+    lines.extend(several("Labels", words::labels(vm)));
+    lines.extend([
         ("Power", power(vm)),
         ("Agent", format!("{session} for {}", words::age(vm.since.as_ref(), now))),
-    ];
+    ]);
     if !vm.reason.is_empty() {
         lines.push(("Reason", vm.reason.clone()));
     }

@@ -1,5 +1,7 @@
 //! Output for programs. Keys are part of the interface: add, never change.
 
+use std::collections::BTreeMap;
+
 use prost_types::Timestamp;
 use serde::Serialize;
 
@@ -14,6 +16,7 @@ pub struct Vm {
     name: String,
     uuid: String,
     cluster: String,
+    labels: BTreeMap<String, String>,
     power: &'static str,
     power_problem: String,
     session: &'static str,
@@ -219,6 +222,7 @@ impl From<v1::VirtualMachine> for Vm {
             name: vm.name,
             uuid: vm.uuid,
             cluster: vm.cluster,
+            labels: vm.labels,
             reason: vm.reason,
             dial: vm.dial,
             guest_key: vm.guest_key,

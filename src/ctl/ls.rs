@@ -8,6 +8,8 @@ use clap::ValueEnum;
 use super::client::{self, Client, answer};
 use super::print::Printer;
 use super::{Error, json, words};
+use crate::labels::selector;
+pub use crate::labels::selector::Selector;
 use crate::text::colours::{Colours, Style};
 use crate::text::{self, wildcard};
 use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, VirtualMachine};
@@ -17,10 +19,22 @@ use crate::wire::proto::v1::{GetHostStatusRequest, HostStatus, VirtualMachine};
 pub struct List {
     /// Names of VMs, and patterns of names; empty for all VMs.
     pub names: Vec<String>,
+    /// Labels that the VMs must have; empty for all VMs.
+    pub selector: Selector,
     /// Column that rows are sorted by; `None` means by name.
     pub sort: Option<Column>,
     /// True to show more columns.
     pub wide: bool,
+    /// True to show labels.
+    pub show_labels: bool,
+}
+
+/// Parses a label selector of the command line.
+///
+/// # Errors
+/// Fails if it is not one, with what is wrong and where.
+pub fn parse_selector(text: &str) -> Result<Selector, selector::Invalid> {
+    text.parse()
 }
 
 /// What is shown of a VM, in the order of the columns.
@@ -44,6 +58,7 @@ pub enum Column {
     BootId,
     Dial,
     Reason,
+    Labels,
 }
 
 impl Column {
@@ -98,6 +113,7 @@ impl Column {
             Self::BootId => of_guest(guest.map(|guest| &guest.boot_id)),
             Self::Dial => vm.dial.clone(),
             Self::Reason => words::reasons(vm),
+            Self::Labels => text::or_dash(&words::labels(vm).join(",")),
         }
     }
 
@@ -137,10 +153,11 @@ pub async fn run(mut client: Client, printer: &mut Printer, list: &List) -> Resu
 /// Writes those of these VMs that the options select.
 ///
 /// # Errors
-/// Fails if no VM has one of the names, after the others were written; also if standard output cannot be
-/// written.
+/// Fails if no VM that is selected by its labels has one of the names, after the others were written; also if
+/// standard output cannot be written.
 pub fn show(printer: &mut Printer, mut vms: Vec<VirtualMachine>, list: &List) -> Result<(), Error> {
     let now = SystemTime::now();
+    vms.retain(|vm| list.selector.matches(&vm.labels));
     let missing = list.names.iter().filter(|name| !vms.iter().any(|vm| wildcard::matches(name, &vm.name)));
     let missing: Vec<_> = missing.cloned().collect();
     if !list.names.is_empty() {
@@ -151,8 +168,12 @@ pub fn show(printer: &mut Printer, mut vms: Vec<VirtualMachine>, list: &List) ->
     }
     let values: Vec<_> = vms.iter().cloned().map(json::Vm::from).collect();
     let colours = printer.colours();
-    printer.value(&values, || rows(&vms, list.wide, now, colours))?;
-    if missing.is_empty() { Ok(()) } else { Err(Error::NoneListed(missing.join(", "))) }
+    printer.value(&values, || rows(&vms, list, now, colours))?;
+    match missing.as_slice() {
+        [] => Ok(()),
+        names if list.selector.is_empty() => Err(Error::NoneListed(names.join(", "))),
+        names => Err(Error::NoneSelected(names.join(", "), list.selector.to_string())),
+    }
 }
 
 fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
@@ -165,11 +186,12 @@ fn warning(status: &HostStatus, now: SystemTime) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-fn rows(vms: &[VirtualMachine], wide: bool, now: SystemTime, colours: Colours) -> String {
+fn rows(vms: &[VirtualMachine], list: &List, now: SystemTime, colours: Colours) -> String {
     let reasons = vms.iter().any(|vm| !words::reasons(vm).is_empty());
     let is_shown = |column: &Column| match column {
         Column::Reason => reasons,
-        column => wide || !column.is_for_wide(),
+        Column::Labels => list.show_labels,
+        column => list.wide || !column.is_for_wide(),
     };
     let columns: Vec<_> = Column::value_variants().iter().copied().filter(is_shown).collect();
     let head = columns.iter().map(|column| column.head()).collect::<Vec<_>>();
@@ -237,6 +259,24 @@ mod tests {
         assert_eq!(sorted(&vms, Column::Cluster), ["db", "web-2", "web-10"], "what is not known comes last");
         assert_eq!(sorted(&vms, Column::Since), ["db", "web-10", "web-2"]);
         assert_eq!(sorted(&vms, Column::Agent), ["web-10", "db", "web-2"], "others stay in their order");
+    }
+
+    #[test]
+    fn labels_are_a_column_on_request() {
+        let vm = |name: &str, labels: &[(&str, &str)]| VirtualMachine {
+            name: name.to_owned(),
+            labels: labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            ..VirtualMachine::default()
+        };
+        let vms = [vm("db", &[("tier", "db"), ("gpu", "")]), vm("web", &[])];
+        let last = |list: &List| {
+            let table = rows(&vms, list, SystemTime::now(), Colours::Left);
+            table.lines().map(|line| line.rsplit("  ").next().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let list = List { show_labels: true, ..List::default() };
+        assert_eq!(last(&list), ["LABELS", "gpu=,tier=db", "-"]);
+        assert_eq!(last(&List { wide: true, ..List::default() })[0], "DIAL");
+        assert_eq!(sorted(&vms, Column::Labels), ["db", "web"]);
     }
 
     #[test]

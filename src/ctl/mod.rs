@@ -173,6 +173,9 @@ pub enum Error {
     /// A name in the list matches no VM.
     #[error("no VM matches {0:?}; guestctl ls without names lists all VMs")]
     NoneListed(String),
+    /// A name in the list matches none of the VMs that are selected by their labels.
+    #[error("no VM with the labels {1} matches {0:?}; guestctl ls --show-labels shows the labels of all VMs")]
+    NoneSelected(String, String),
     /// A ping failed.
     #[error("{0}")]
     Ping(String),
@@ -235,7 +238,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::NoSocket(_) | Self::NobodyAnswers(_) => 3,
-            Self::UnknownVm(_) | Self::NoneListed(_) => 4,
+            Self::UnknownVm(_) | Self::NoneListed(_) | Self::NoneSelected(..) => 4,
             Self::Wrong => 5,
             Self::NotRun(_, code) | Self::Ended(code) => *code,
             Self::Run(_, error) if error.kind() == io::ErrorKind::NotFound => 127,

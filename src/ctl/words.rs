@@ -36,6 +36,11 @@ pub fn reasons(vm: &VirtualMachine) -> String {
     reasons.join("; ")
 }
 
+/// Lists the labels of a VM as `key=value`, in the order of their keys.
+pub fn labels(vm: &VirtualMachine) -> Vec<String> {
+    vm.labels.iter().map(|(key, value)| format!("{key}={value}")).collect()
+}
+
 /// Returns a session's state in one word.
 pub fn session(session: SessionState) -> &'static str {
     match session {

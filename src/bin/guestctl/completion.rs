@@ -55,12 +55,17 @@ fn print(found: &[CompletionCandidate]) -> io::Result<()> {
 /// The command, whose arguments that name VMs know which there are.
 fn with_names(command: Command, words: &[OsString]) -> Command {
     let words = words.to_vec();
-    let all = words.clone();
+    let (all, labelled) = (words.clone(), words.clone());
     let vms = ArgValueCandidates::new(move || {
         let found = vms(place(&words)).unwrap_or_default();
         found.into_iter().map(CompletionCandidate::new).collect()
     });
     let command = with(command, &vms);
+    let command = command.mut_subcommand("ls", |ls| {
+        ls.mut_arg("selector", |arg| {
+            arg.add(ArgValueCompleter::new(move |current: &OsStr| labels(&labelled, current)))
+        })
+    });
     command.mut_subcommand("cp", |cp| {
         cp.mut_args(|arg| {
             if arg.get_id() != "files" {
@@ -70,6 +75,25 @@ fn with_names(command: Command, words: &[OsString]) -> Command {
             arg.add(ArgValueCompleter::new(move |current: &OsStr| files(&words, current)))
         })
     })
+}
+
+/// The labels that VMs have.
+fn labels(words: &[OsString], current: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(typed) = current.to_str() else { return Vec::new() };
+    let place = place(words);
+    let all = wait(async { tokio::time::timeout(PATIENCE, names::labels(place)).await.ok()?.ok() });
+    let fitting = selectors(typed, all.flatten().into_iter().flatten());
+    fitting.into_iter().map(CompletionCandidate::new).collect()
+}
+
+/// Those of these labels that complete the last part of a selector, each with the parts before it. Values in parentheses are not
+/// completed.
+fn selectors(typed: &str, labels: impl Iterator<Item = String>) -> Vec<String> {
+    if typed.rfind('(') > typed.rfind(')') {
+        return Vec::new();
+    }
+    let (before, last) = typed.split_at(typed.rfind(',').map_or(0, |at| at + 1));
+    labels.filter(|label| label.starts_with(last)).map(|label| format!("{before}{label}")).collect()
 }
 
 /// What can be copied: files here, VMs, and files in their guests.
@@ -169,6 +193,21 @@ mod tests {
         }
         for verb in ["volumes create", "lb rm", "volumes ls"] {
             assert!(!all.contains(&format!(" guestctl {verb}")), "{verb} {all:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_part_of_a_selector_is_completed() {
+        for (typed, expected) in [
+            ("", &["env=prod", "tier=db", "tier=web"][..]),
+            ("ti", &["tier=db", "tier=web"]),
+            ("tier=w", &["tier=web"]),
+            ("tier in (db,web),!gpu,e", &["tier in (db,web),!gpu,env=prod"]),
+            ("tier in (t", &[]),
+            ("x", &[]),
+        ] {
+            let labels = ["env=prod", "tier=db", "tier=web"].map(str::to_owned);
+            assert_eq!(selectors(typed, labels.into_iter()), expected, "{typed}");
         }
     }
 

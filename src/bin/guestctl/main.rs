@@ -18,13 +18,13 @@ use clap::error::ErrorKind;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::audit::Query;
 use guestlet::ctl::cluster::Access;
+use guestlet::ctl::ls::{Column, List, Selector, parse_selector};
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
 use guestlet::ctl::top;
 use guestlet::ctl::trust::{self, bootstrap};
 use guestlet::ctl::{
-    self, Verb, Where, kinds, load_balancers::Action, ls::Column, ls::List, print::Format, watch::Filter,
-    words::parse_span,
+    self, Verb, Where, kinds, load_balancers::Action, print::Format, watch::Filter, words::parse_span,
 };
 
 use cp::Cp;
@@ -76,18 +76,26 @@ enum Output {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List VMs: all, or those of some names
+    /// List VMs: all, or those of some names or labels
     ///
     /// The exit code is 4 if no VM has one of the names. AGENT is connected, connecting, refused (REASON says why), gone (the
     /// VM does not run), elsewhere (it has moved to another host) or no-vsock.
     #[command(
         after_help = "Examples:\n  guestctl ls 'web-*' db-1 --sort since\n  guestctl ls -o wide --sort node\n  \
+                            guestctl ls -l 'tier=db,env in (prod,test)' --show-labels\n  \
                             guestctl ls -o json | jq -r '.[] | select(.session != \"connected\") | .name'"
     )]
     Ls {
         /// Only VMs with these names; * matches any characters
         #[arg(value_name = "NAME")]
         names: Vec<String>,
+        /// Only VMs whose labels match, as in kubectl: key=value, key!=value, key in (a,b), key notin (a,b), key, !key,
+        /// or several of them with commas between
+        #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = parse_selector)]
+        selector: Option<Selector>,
+        /// Show the labels in a column
+        #[arg(long)]
+        show_labels: bool,
         /// Sort by this column, including those of -o wide
         #[arg(long, value_enum, value_name = "COLUMN", ignore_case = true)]
         sort: Option<Column>,
@@ -311,7 +319,10 @@ fn main() -> ExitCode {
         Output::Yaml => Format::Yaml,
     };
     let verb = match arguments.command {
-        Command::Ls { names, sort } => Verb::Ls(List { names, sort, wide }),
+        Command::Ls { names, selector, show_labels, sort } => {
+            let selector = selector.unwrap_or_default();
+            Verb::Ls(List { names, selector, sort, wide, show_labels })
+        }
         Command::Topology => Verb::Topology,
         Command::Nodes => Verb::Nodes,
         Command::Info { name } => Verb::Info { name },

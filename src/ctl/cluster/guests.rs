@@ -9,6 +9,7 @@ use super::Error;
 use super::access::ApiServer;
 use super::api::Asked;
 use crate::ctl::Error as Failure;
+use crate::labels::selector::Selector;
 use crate::wire::guest_object::{Guest, READY, Status};
 use crate::wire::proto::v1::{
     GuestInfo, GuestState, Node, OperatingSystem, PowerState, SessionState, VirtualMachine,
@@ -25,9 +26,23 @@ const FARTHEST: usize = 2;
 /// # Errors
 /// Fails if they cannot be listed.
 pub async fn list(server: &ApiServer, namespace: Option<&str>) -> Result<Vec<Guest>, Error> {
+    selected(server, namespace, &Selector::default()).await
+}
+
+/// Lists those of these Guests that the API server selects by their labels.
+///
+/// # Errors
+/// Fails if they cannot be listed.
+pub async fn selected(
+    server: &ApiServer,
+    namespace: Option<&str>,
+    selector: &Selector,
+) -> Result<Vec<Guest>, Error> {
     let asked =
         Asked { what: "list guests", verb: "list", resource: "guests.guestlet.io", namespace, role: ROLE };
-    let mut guests: Vec<Guest> = server.list(asked, ListParams::default()).await.map_err(no_kind)?;
+    let label_selector = (!selector.is_empty()).then(|| selector.to_string());
+    let parameters = ListParams { label_selector, ..ListParams::default() };
+    let mut guests: Vec<Guest> = server.list(asked, parameters).await.map_err(no_kind)?;
     guests.sort_by_cached_key(name);
     Ok(guests)
 }
@@ -118,6 +133,7 @@ pub fn vm(guest: &Guest) -> VirtualMachine {
     VirtualMachine {
         name: name(guest),
         cluster: status.cluster.clone(),
+        labels: guest.metadata.labels.clone().unwrap_or_default(),
         power: power.into(),
         session: session.into(),
         reason,
@@ -192,12 +208,14 @@ mod tests {
     #[test]
     fn a_guest_is_shown_as_far_as_it_says() {
         let guest = |status: serde_json::Value| -> VirtualMachine {
-            let metadata = serde_json::json!({ "name": "web-1", "namespace": "shop" });
+            let metadata =
+                serde_json::json!({ "name": "web-1", "namespace": "shop", "labels": { "tier": "web" } });
             let guest = serde_json::json!({ "metadata": metadata, "status": status });
             vm(&serde_json::from_value(guest).unwrap())
         };
         let bare = guest(serde_json::json!({}));
         assert_eq!((bare.name.as_str(), bare.dial.as_str()), ("shop/web-1", ""));
+        assert_eq!(bare.labels["tier"], "web");
         assert!(bare.guest.is_none() && bare.state.is_none() && bare.since.is_none());
         let full = guest(serde_json::json!({
             "session": "Connected", "host": "n1", "agentVersion": "0.1.0", "operatingSystem": "Debian", "nodeName": "w",

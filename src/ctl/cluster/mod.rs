@@ -2,7 +2,7 @@
 //! plugin `kubectl guestlet`.
 //!
 //! ```text
-//!  ls ──────────────── list ──▶ Guests
+//!  ls ──────────────── list ──▶ Guests, selected by their labels
 //!
 //!  info, ping, … ───── get ───▶ Guest ──status.host──▶ pod of that node ─┐
 //!  volumes ─────────── get ───▶ Lease ──holder───────▶ its pod ──────────┼─ pods/exec ─▶ guestctl proxy ─▶ admin socket
@@ -72,7 +72,7 @@ pub async fn run(access: Access, format: Format, mut verb: Verb) -> Result<(), s
     }
     match target(&verb)? {
         Target::Guests(list) => {
-            let guests = guests::list(&server, scope.as_deref()).await?;
+            let guests = guests::selected(&server, scope.as_deref(), &list.selector).await?;
             ls::show(&mut printer, guests.iter().map(guests::vm).collect(), &list)
         }
         Target::Guest(_) if matches!(verb, Verb::Watch(_)) => {
