@@ -75,6 +75,10 @@ const ENDS: [Ends; 4] = [
         program: "guestctl",
         examples: &[
             ("guestctl ls 'web-*' --sort since", "Lists some VMs, those whose session changed last first."),
+            (
+                "guestctl ls -l 'tier=db,env in (prod,test)' --show-labels",
+                "Lists the VMs with these labels, with all of their labels.",
+            ),
             ("guestctl info web-1 -o yaml", "Shows everything known of one VM."),
             (
                 "guestctl watch --kind session-closed --since 1h",
