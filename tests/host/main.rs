@@ -51,6 +51,7 @@ mod events;
 mod examples;
 mod faults;
 mod hostile;
+mod labels;
 mod manifests;
 mod measured;
 mod metrics;

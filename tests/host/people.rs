@@ -48,7 +48,7 @@ fn vms_are_listed_and_described_for_people_and_programs() {
         assert!(time.as_str().unwrap().parse::<prost_types::Timestamp>().is_ok(), "{time}");
     }
     let expected = json!({
-        "name": "web-1", "uuid": uuid(1), "cluster": "dev", "power": "unknown", "session": "connected",
+        "name": "web-1", "uuid": uuid(1), "cluster": "dev", "labels": {}, "power": "unknown", "session": "connected",
         "reason": "", "guest_key": "", "dial": format!("hybrid:{}:970", text(&lab.path("web.vsock"))),
         "since": null, "last_heard": null, "sessions": 1,
         "guest": {

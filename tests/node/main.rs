@@ -91,6 +91,7 @@ mod kubectl_ends;
 mod kubectl_exec;
 mod kubectl_nodes;
 mod kubelet;
+mod labels;
 mod life;
 mod manifests;
 mod many;
