@@ -27,11 +27,11 @@
 //! `addresses` parses the IP addresses of settings and requests. `receipt` is the record of a freeze, for guests
 //! and hosts. `applications` are clients of databases in processes of their own, which `guest` starts. `metrics`
 //! is what guests measure and `events` is what happens in them, both for guests and hosts. `text` formats sizes
-//! and tables for users; `labels` knows which labels Kubernetes accepts, and selects by them; `pace` limits work that others cause.
-//! `copies` reads and writes the files of a copy, in a guest for `rpc` and here for `ctl`. `turns` gives one
-//! operation at a time the right to work on an object. `supervise` owns every task. `agent` and `hostd` are the
-//! assemblies: they read `config`, as do `doctor` and `privileges`, which report to users and to systemd what the
-//! settings amount to.
+//! and tables for users; `labels` knows which labels Kubernetes accepts, and selects by them; `pace` limits work
+//! that others cause. `copies` reads and writes the files of a copy, in a guest for `rpc` and here for `ctl`.
+//! `turns` gives one operation at a time the right to work on an object. `supervise` owns every task. `agent` and
+//! `hostd` are the assemblies: they read `config`, as do `doctor` and `privileges`, which report to users and to
+//! systemd what the settings amount to.
 
 #[cfg(feature = "host")]
 pub mod access;
