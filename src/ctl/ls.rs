@@ -269,13 +269,13 @@ mod tests {
             ..VirtualMachine::default()
         };
         let vms = [vm("db", &[("tier", "db"), ("gpu", "")]), vm("web", &[])];
-        let last = |list: &List| {
+        let ends = |list: &List| {
             let table = rows(&vms, list, SystemTime::now(), Colours::Left);
             table.lines().map(|line| line.rsplit("  ").next().unwrap().to_owned()).collect::<Vec<_>>()
         };
         let list = List { show_labels: true, ..List::default() };
-        assert_eq!(last(&list), ["LABELS", "gpu=,tier=db", "-"]);
-        assert_eq!(last(&List { wide: true, ..List::default() })[0], "DIAL");
+        assert_eq!(ends(&list), ["LABELS", "gpu=,tier=db", "-"]);
+        assert_eq!(ends(&List { wide: true, ..List::default() })[0], "DIAL");
         assert_eq!(sorted(&vms, Column::Labels), ["db", "web"]);
     }
 

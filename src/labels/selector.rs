@@ -77,7 +77,7 @@ impl fmt::Display for Selector {
             if number > 0 {
                 formatter.write_str(",")?;
             }
-            requirement.fmt(formatter)?;
+            write!(formatter, "{requirement}")?;
         }
         Ok(())
     }
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn selectors_of_kubernetes_select_what_they_do_there() {
         let production = labels(&[("environment", "production"), ("tier", "frontend"), ("x", "")]);
-        let test =
+        let staging =
             labels(&[("environment", "qa"), ("tier", "backend"), ("partition", "customerA"), ("x", "a")]);
         let bare = Labels::new();
         for (text, written, expected) in [
@@ -322,7 +322,7 @@ mod tests {
         ] {
             let selector = parsed(text);
             assert_eq!(selector.to_string(), written, "{text:?}");
-            let matches = [&production, &test, &bare].map(|labels| selector.matches(labels));
+            let matches = [&production, &staging, &bare].map(|labels| selector.matches(labels));
             assert_eq!(matches, expected, "{text:?}");
         }
     }

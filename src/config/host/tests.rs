@@ -18,11 +18,6 @@ fn check_as(role: Role, texts: &[&str]) -> Result<HostSettings, String> {
     merged.check(role).map_err(|error| error.to_string())
 }
 
-/// Labels of which one is too many, a line each.
-fn many_labels() -> String {
-    (10..43).map(|number| format!("k{number} = ''")).collect::<Vec<_>>().join("\n")
-}
-
 #[test]
 fn fragments_add_up() {
     let first = format!(
@@ -117,26 +112,6 @@ fn what_is_wrong_is_named_with_file_and_line() {
         ("cid", vec![vm("vsock-cid = 2")], "0.toml:5: vsock-cid = 2: the CIDs of guests begin at 3"),
         ("port", vec![vm("vsock-cid = 3\nport = 0")], "0.toml:6: port = 0"),
         ("unix port", vec![vm("unix-socket = '/a'\nport = 5")], "0.toml:6: port has no effect"),
-        (
-            "key of a label",
-            vec![vm("vsock-cid = 3\nlabels = { good = '', 'a b' = 'c' }")],
-            "0.toml:6: labels of the VM \"a\": \"a b\": the name of a label's key may have",
-        ),
-        (
-            "value of a label",
-            vec![vm("vsock-cid = 3\n[vm.labels]\ntier = 'db'\nrack = 'a/b'")],
-            "0.toml:8: labels of the VM \"a\": \"rack\" = \"a/b\": a label may have letters",
-        ),
-        (
-            "number as a label",
-            vec![vm("vsock-cid = 3\nlabels = { rack = 7 }")],
-            "0.toml:6: invalid type: integer `7`, expected a string",
-        ),
-        (
-            "labels",
-            vec![vm(&format!("vsock-cid = 3\n[vm.labels]\n{}", many_labels()))],
-            "0.toml:39: labels of the VM \"a\": \"k42\" is one too many; remove all but 32",
-        ),
         ("volumes", vec!["volumes-dir = 'v'".into()], "0.toml:1: volumes-dir = \"v\" is a relative path"),
         ("metrics", vec!["metrics = '0.0.0.0:1'".into()], "0.toml:1: metrics = \"0.0.0.0:1\" is not on"),
         (
@@ -214,6 +189,34 @@ fn assert_wrong(cases: Vec<(&str, Vec<String>, &str)>) {
         let error = check(&texts).expect_err(case);
         assert!(error.starts_with(expected), "{case}: {error}");
     }
+}
+
+#[test]
+fn what_is_wrong_with_labels_is_named_with_file_and_line() {
+    let vm = |labels: &str| format!("\n[[vm]]\nname = 'a'\nuuid = '{ONE}'\nvsock-cid = 3\n{labels}\n");
+    let many: Vec<_> = (10..43).map(|number| format!("k{number} = ''")).collect();
+    assert_wrong(vec![
+        (
+            "key of a label",
+            vec![vm("labels = { good = '', 'a b' = 'c' }")],
+            "0.toml:6: labels of the VM \"a\": \"a b\": the name of a label's key may have",
+        ),
+        (
+            "value of a label",
+            vec![vm("[vm.labels]\ntier = 'db'\nrack = 'a/b'")],
+            "0.toml:8: labels of the VM \"a\": \"rack\" = \"a/b\": a label may have letters",
+        ),
+        (
+            "number as a label",
+            vec![vm("labels = { rack = 7 }")],
+            "0.toml:6: invalid type: integer `7`, expected a string",
+        ),
+        (
+            "labels",
+            vec![vm(&format!("[vm.labels]\n{}", many.join("\n")))],
+            "0.toml:39: labels of the VM \"a\": \"k42\" is one too many; remove all but 32",
+        ),
+    ]);
 }
 
 #[test]
