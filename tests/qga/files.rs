@@ -289,8 +289,8 @@ fn wrong_arguments_are_named_and_do_nothing() {
         ("read", json!({"handle": handle, "count": -1}), "\"count\" must be from 0 to 50331648"),
         ("read", json!({"handle": handle, "count": 50_331_649}), "\"count\" must be from 0 to 50331648"),
         ("read", json!({"handle": handle, "count": 1_u64 << 63}), "\"count\" must be an integer of 64 bits"),
-        ("read", json!({"handle": 0}), "\"handle\" is that of no open file"),
-        ("read", json!({"handle": -1}), "\"handle\" is that of no open file"),
+        ("read", json!({"handle": 0}), "\"handle\" belongs to no open file"),
+        ("read", json!({"handle": -1}), "\"handle\" belongs to no open file"),
         ("read", json!({"handle": "1"}), "\"handle\" must be an integer"),
         ("write", json!({"handle": handle}), "\"buf-b64\" is missing"),
         ("write", json!({"handle": handle, "buf-b64": "A"}), "\"buf-b64\" must be a string in base64"),
@@ -305,14 +305,14 @@ fn wrong_arguments_are_named_and_do_nothing() {
             json!({"handle": handle, "buf-b64": "QUI=", "count": -1}),
             "\"count\" must be from 0 to the 2 bytes",
         ),
-        ("write", json!({"handle": handle + 1000, "buf-b64": "QQ=="}), "\"handle\" is that of no open file"),
+        ("write", json!({"handle": handle + 1000, "buf-b64": "QQ=="}), "\"handle\" belongs to no open file"),
         ("seek", json!({"handle": handle, "offset": 0}), "\"whence\" is missing"),
         ("seek", json!({"handle": handle, "offset": 0, "whence": "top"}), "\"whence\" must be one of"),
         ("seek", json!({"handle": handle, "offset": 0, "whence": 3}), "\"whence\" must be one of"),
         ("seek", json!({"handle": handle, "offset": -1, "whence": 0}), "\"offset\" must not be negative"),
         ("seek", json!({"handle": handle, "offset": i64::MIN, "whence": 1}), "Invalid argument"),
-        ("close", json!({"handle": 9}), "\"handle\" is that of no open file"),
-        ("flush", json!({"handle": 9}), "\"handle\" is that of no open file"),
+        ("close", json!({"handle": 9}), "\"handle\" belongs to no open file"),
+        ("flush", json!({"handle": 9}), "\"handle\" belongs to no open file"),
     ];
     for (command, arguments, named) in cases {
         let error = refused(&mut client, command, arguments.clone());

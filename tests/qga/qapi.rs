@@ -189,7 +189,7 @@ fn a_foreign_client_runs_programs() {
     assert_eq!(status.exitcode, Some(3), "{status}");
     assert_eq!(status.out_data.as_deref(), Some(b"hello input\n".as_slice()));
     assert_eq!(status.err_data.as_deref(), Some(b"wrong\n".as_slice()));
-    both.refused(&guest_exec_status { pid }, "\"pid\" is that of no program");
+    both.refused(&guest_exec_status { pid }, "\"pid\" belongs to no program");
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn stacked_file_systems_are_frozen_and_thawed() {
             assert_eq!(refused["error"]["class"], "CommandNotFound");
             let second = client.ask(FREEZE);
             assert_eq!(second["error"]["class"], "CommandNotFound");
-            assert!(description(&second).contains("a freeze that "), "{second}");
+            assert!(description(&second).contains("requested a freeze"), "{second}");
         }
         let info = other.call("guest-info");
         let commands = info["supported_commands"].as_array().unwrap().iter();
