@@ -17,7 +17,7 @@ use super::exporters::{Exporters, Found};
 use super::fleet::{Handle, Stopped};
 use super::gather::{Gatherer, Guest};
 use super::half::Half;
-use super::metrics;
+use super::metrics::{self, Tally};
 use crate::metrics::exposition::{self, Format};
 use crate::transport::{BoxStream, http1, unix};
 
@@ -27,6 +27,8 @@ const MAX_CLIENTS: u32 = 32;
 const LIFETIME: Duration = Duration::from_secs(300);
 /// Timeout of the fleet for counting the VMs.
 const TO_COUNT: Duration = Duration::from_secs(1);
+/// Answer until the backend has reported all VMs.
+const NOT_KNOWN: &str = "the list of VMs is not known yet";
 
 /// Listener for requests of Prometheus.
 #[derive(Debug)]
@@ -142,10 +144,11 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
             let (status, text) = health(page, subject).await;
             Ok((status, Format::Text.media_type(), text))
         }
-        (&Method::GET, Some(page)) => match (too_early(&subject.fleet).await, page) {
-            (Some(refusal), _) => Ok(refusal),
-            (None, Page::Discovery) => discovery(header(header::HOST), subject).await,
-            (None, page) => page_of(page, format, subject).await,
+        (&Method::GET, Some(page)) => match (tally(&subject.fleet).await, page) {
+            (Err(stopped), _) => Err(stopped),
+            (Ok(None), _) => Ok(words(StatusCode::SERVICE_UNAVAILABLE, NOT_KNOWN)),
+            (Ok(Some(_)), Page::Discovery) => discovery(header(header::HOST), subject).await,
+            (Ok(Some(tally)), page) => page_of(page, tally, format, subject).await,
         },
         (&Method::GET, None) => Ok(words(StatusCode::NOT_FOUND, "the metrics are at /metrics")),
         _ => Ok(words(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported")),
@@ -158,11 +161,10 @@ async fn answer(request: &Request<Incoming>, subject: &Subject) -> Response<Stri
     response
 }
 
-/// Returns the refusal of a request that needs the list of VMs, while the backend has not reported all of them yet:
-/// Prometheus gets an answer at once instead of waiting for it.
-async fn too_early(fleet: &Handle) -> Option<Answer> {
-    let late = tokio::time::timeout(TO_COUNT, fleet.tally()).await.is_err();
-    late.then(|| words(StatusCode::SERVICE_UNAVAILABLE, "the list of VMs is not known yet"))
+/// Counts the VMs. Returns `None` while the backend has not reported all of them yet: Prometheus gets an answer at
+/// once instead of waiting for it.
+async fn tally(fleet: &Handle) -> Result<Option<Tally>, Stopped> {
+    tokio::time::timeout(TO_COUNT, fleet.tally()).await.ok().transpose()
 }
 
 /// Lists the exporters in guests as targets, at the address from the request's `Host` header.
@@ -177,8 +179,8 @@ async fn discovery(host: Option<&str>, subject: &Subject) -> Result<Answer, Stop
 }
 
 /// Returns the metrics of a page: of the host half, of a VM, or of an exporter in a guest.
-async fn page_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<Answer, Stopped> {
-    if let Some(text) = metrics_of(page, format, subject).await? {
+async fn page_of(page: Page<'_>, tally: Tally, format: Format, subject: &Subject) -> Result<Answer, Stopped> {
+    if let Some(text) = metrics_of(page, tally, format, subject).await? {
         return Ok((StatusCode::OK, format.media_type(), text));
     }
     let found = match page {
@@ -193,8 +195,13 @@ async fn page_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<An
 }
 
 /// Returns the metrics of the host half and of guests for this page; `None` if the VM does not exist.
-async fn metrics_of(page: Page<'_>, format: Format, subject: &Subject) -> Result<Option<String>, Stopped> {
-    let Subject { fleet, volumes, half, gatherer, .. } = subject;
+async fn metrics_of(
+    page: Page<'_>,
+    tally: Tally,
+    format: Format,
+    subject: &Subject,
+) -> Result<Option<String>, Stopped> {
+    let Subject { volumes, half, gatherer, .. } = subject;
     let guests: Vec<Guest> = match page {
         Page::All => gatherer.all().await?,
         Page::Guest(name) => match gatherer.one(name).await? {
@@ -206,7 +213,7 @@ async fn metrics_of(page: Page<'_>, format: Format, subject: &Subject) -> Result
     let mut text = String::new();
     if !matches!(page, Page::Guest(_)) {
         let uptime = half.started.elapsed().unwrap_or_default();
-        let own = metrics::render(&half.metrics, fleet.tally().await?, &volumes.rooms(), uptime);
+        let own = metrics::render(&half.metrics, tally, &volumes.rooms(), uptime);
         text = exposition::convert(&own, format);
     }
     let guests: Vec<_> = guests.iter().map(|guest| (guest.name.as_str(), &guest.metrics)).collect();
@@ -217,14 +224,14 @@ async fn metrics_of(page: Page<'_>, format: Format, subject: &Subject) -> Result
 
 /// Returns the health of the program, for liveness and readiness probes.
 async fn health(page: Page<'_>, Subject { fleet, volumes, .. }: &Subject) -> (StatusCode, String) {
-    match tokio::time::timeout(TO_COUNT, fleet.tally()).await {
-        Ok(Ok(_)) => match volumes.unread().filter(|_| page == Page::Ready) {
+    match tally(fleet).await {
+        Ok(Some(_)) => match volumes.unread().filter(|_| page == Page::Ready) {
             None => (StatusCode::OK, "ok\n".to_owned()),
             Some(words) => (StatusCode::SERVICE_UNAVAILABLE, format!("{words}\n")),
         },
-        Ok(Err(stopped)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
+        Err(stopped) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stopped}\n")),
         // The program itself is healthy, and a restart would not help.
-        Err(_) if page == Page::Alive => (StatusCode::OK, "ok\n".to_owned()),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the list of VMs is not known yet\n".to_owned()),
+        Ok(None) if page == Page::Alive => (StatusCode::OK, "ok\n".to_owned()),
+        Ok(None) => (StatusCode::SERVICE_UNAVAILABLE, format!("{NOT_KNOWN}\n")),
     }
 }
