@@ -3,7 +3,7 @@
 //! Reading most of these files wakes a GPU that has suspended itself, so none of them is read while it is
 //! suspended.
 
-use crate::guest::metrics::{Things, flag, put, whole};
+use crate::guest::metrics::{Things, flag, numbered, put, whole};
 use crate::metrics::{Family, Sample, table};
 use crate::sys::root::Root;
 
@@ -20,13 +20,8 @@ const MOST_IDLE: u64 = 1 << 42;
 
 /// Returns the samples of each GPU whose driver reports any.
 pub(super) fn samples(root: &Root) -> Things {
-    let all = std::fs::read_dir(root.path(CARDS)).into_iter().flatten().flatten();
-    let numbers =
-        all.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("card")?.parse::<u32>().ok());
-    let mut numbers: Vec<_> = numbers.collect();
-    numbers.sort_unstable();
-    numbers.truncate(MOST);
-    let cards = numbers.into_iter().map(|number| card(root, &format!("card{number}")).unwrap_or_default());
+    let cards = numbered(root, CARDS, "card", MOST).into_iter();
+    let cards = cards.map(|name| card(root, &name).unwrap_or_default());
     cards.filter(|samples| !samples.is_empty()).collect()
 }
 

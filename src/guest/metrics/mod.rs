@@ -174,6 +174,18 @@ fn text(root: &Root, path: &str) -> Option<String> {
     root.read_at_most(path, MOST_BYTES).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Returns the entries of a directory whose names are this prefix and a number, such as `hwmon3`: at most `most` of
+/// them, those with the lowest numbers.
+fn numbered(root: &Root, directory: &str, prefix: &str, most: usize) -> Vec<String> {
+    let all = std::fs::read_dir(root.path(directory)).into_iter().flatten().flatten();
+    let number =
+        |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_prefix(prefix)?.parse::<u32>().ok();
+    let mut numbers: Vec<_> = all.filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers.truncate(most);
+    numbers.into_iter().map(|number| format!("{prefix}{number}")).collect()
+}
+
 fn system_number(name: SysconfVar) -> Option<u64> {
     sysconf(name).ok().flatten().and_then(|number| u64::try_from(number).ok()).filter(|number| *number > 0)
 }

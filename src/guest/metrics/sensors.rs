@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::guest::metrics::{Things, gpus, put, whole};
+use crate::guest::metrics::{Things, gpus, numbered, put, whole};
 use crate::metrics::table;
 use crate::sys::root::Root;
 
@@ -18,7 +18,8 @@ const POSSIBLE: std::ops::Range<i64> = -100_000..300_000;
 /// Returns one series for each sensor; thermal zones are used only where no other sensor exists.
 pub(super) fn samples(root: &Root) -> Things {
     let (mut found, mut names) = (Vec::new(), BTreeMap::new());
-    for chip in entries(root, HARDWARE, "hwmon") {
+    for chip in numbered(root, HARDWARE, "hwmon", MOST_CHIPS) {
+        let chip = format!("{HARDWARE}/{chip}");
         // Reading the chip of a suspended GPU would wake it.
         if gpus::sleeps(root, &format!("{chip}/device")) {
             continue;
@@ -32,7 +33,8 @@ pub(super) fn samples(root: &Root) -> Things {
         }
     }
     if found.is_empty() {
-        for zone in entries(root, ZONES, "thermal_zone") {
+        for zone in numbered(root, ZONES, "thermal_zone", MOST_CHIPS) {
+            let zone = format!("{ZONES}/{zone}");
             let name = unique(root.line(&format!("{zone}/type")), &mut names);
             found.extend(sensor(root, &format!("{zone}/temp"), &name));
         }
@@ -54,17 +56,6 @@ fn unique(name: String, seen: &mut BTreeMap<String, usize>) -> String {
     let count = seen.entry(name.clone()).or_insert(0);
     *count += 1;
     if *count == 1 { name } else { format!("{name}-{count}") }
-}
-
-/// Returns the entries of a directory with this prefix and a number, the lowest numbers first.
-fn entries(root: &Root, directory: &str, prefix: &str) -> Vec<String> {
-    let all = std::fs::read_dir(root.path(directory)).into_iter().flatten().flatten();
-    let names = all.filter_map(|entry| entry.file_name().into_string().ok());
-    let number = |name: &String| name.strip_prefix(prefix)?.parse::<u32>().ok();
-    let mut names: Vec<_> = names.filter_map(|name| Some((number(&name)?, name))).collect();
-    names.sort_unstable();
-    names.truncate(MOST_CHIPS);
-    names.into_iter().map(|(_, name)| format!("{directory}/{name}")).collect()
 }
 
 /// Reads a temperature in thousandths of a degree, such as `45000`.
