@@ -8,7 +8,6 @@ use clap::ValueEnum;
 use super::client::{self, Client, answer};
 use super::print::Printer;
 use super::{Error, json, words};
-use crate::labels::selector;
 pub use crate::labels::selector::Selector;
 use crate::text::colours::{Colours, Style};
 use crate::text::{self, wildcard};
@@ -27,14 +26,6 @@ pub struct List {
     pub wide: bool,
     /// True to show labels.
     pub show_labels: bool,
-}
-
-/// Parses a label selector of the command line.
-///
-/// # Errors
-/// Fails if it is not one, with what is wrong and where.
-pub fn parse_selector(text: &str) -> Result<Selector, selector::Invalid> {
-    text.parse()
 }
 
 /// What is shown of a VM, in the order of the columns.

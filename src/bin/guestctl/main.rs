@@ -18,7 +18,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, value_parser};
 use guestlet::ctl::audit::Query;
 use guestlet::ctl::cluster::Access;
-use guestlet::ctl::ls::{Column, List, Selector, parse_selector};
+use guestlet::ctl::ls::{Column, List, Selector};
 use guestlet::ctl::manifests::{self, parse_driver, parse_root};
 use guestlet::ctl::print::Printer;
 use guestlet::ctl::top;
@@ -91,7 +91,7 @@ enum Command {
         names: Vec<String>,
         /// Only VMs whose labels match, as in kubectl: key=value, key!=value, key in (a,b), key notin (a,b), key, !key,
         /// or several of them with commas between
-        #[arg(short = 'l', long, value_name = "SELECTOR", value_parser = parse_selector)]
+        #[arg(short = 'l', long, value_name = "SELECTOR")]
         selector: Option<Selector>,
         /// Show the labels in a column
         #[arg(long)]
