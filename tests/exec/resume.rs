@@ -87,10 +87,7 @@ impl Way {
 
     /// `guestctl exec` over it.
     fn exec(&self, command: &[&str]) -> Command {
-        let mut guestctl = Command::new(env!("CARGO_BIN_EXE_guestctl"));
-        guestctl.arg("--socket").arg(&self.path).env_remove("GUESTLET_HOST_SOCKET");
-        guestctl.args(["exec", "web", "--"]).args(command);
-        guestctl
+        crate::host::Lab::ctl_over(&self.path, &[&["exec", "web", "--"], command].concat())
     }
 
     fn cut(&self) {

@@ -175,8 +175,13 @@ impl Lab {
     }
 
     pub fn ctl_command(&self, arguments: &[&str]) -> Command {
+        Self::ctl_over(&self.socket(), arguments)
+    }
+
+    /// A guestctl that reaches a host half by this socket.
+    pub fn ctl_over(socket: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_guestctl"));
-        command.arg("--socket").arg(self.socket()).args(arguments).env_remove("GUESTLET_HOST_SOCKET");
+        command.arg("--socket").arg(socket).args(arguments).env_remove("GUESTLET_HOST_SOCKET");
         command
     }
 
