@@ -1,7 +1,6 @@
 //! QGA framing: a stream of JSON values without a reliable separator.
 //!
-//! The decoder finds the end of each value; interpreting it is up to the caller. It behaves like QEMU's own
-//! parser:
+//! The decoder finds the end of each value; callers interpret it. It behaves like QEMU's own parser:
 //!
 //! * values follow each other with any white space, or none, between them;
 //! * strings may be in single quotes, and `\'` is an escape in both kinds of quotes;
