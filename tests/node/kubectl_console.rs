@@ -12,6 +12,7 @@ use crate::cluster::{Lab, wait};
 use crate::kubectl::{ctl, program};
 use crate::lab::assert_fails;
 use crate::model::objects::Kind;
+use crate::patience::until;
 
 const WEB: &str = "default/web";
 
@@ -112,6 +113,8 @@ fn the_console_of_kubevirt_is_the_guests() {
         let (code, complaint) = third.end().await;
         assert_eq!(code, Some(6), "{complaint}");
         assert!(complaint.contains("the VM default/web has ended"), "{complaint}");
+        // Until then its console can be opened again.
+        until("the instance is gone", async || lab.instance("web").await.is_none().then_some(())).await;
         assert_fails(&ctl(&kubeconfig, &["console", "web"]).await, 1, "web");
     });
 }
